@@ -342,7 +342,14 @@ class Ownership(Yielding):
         if loss is Loss.DISCARDED and self.acquisition.recorded and not places:
             self.endings.taken.add(node)
             return None
+        if not (held.kept or places) and isinstance(op.at, ast.Return) and self._is_made_anew(node, held):
+            maybe = NOWHERE
         return self._keep(node, held, replace(held, places=places, maybe=maybe), loss)
+
+    def _is_made_anew(self, node: int, held: Held) -> bool:
+        """`return pool.take().copy_(rows).cpu()`"""
+        returned = all(is_temporary(place) or place[0] == RESULT[0] for place in held.maybe)
+        return returned and self._is_lost_all_the_same(node, held)
 
     def _leave(self, node: int, op: Leave, held: Held) -> None:
         """The function is left: by whom is the lease held now?"""

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Set
 from auditor.flow.effects import Value
 from auditor.project.code.bindings import given_to, own_attribute, ways
 from auditor.project.code.modules import Function, last_part
+from auditor.project.shapes.field_work import field_work
+from auditor.project.shapes.made_new import also_given
 from auditor.project.shapes.markings import is_nothing
 from auditor.project.shapes.name_bindings import FILLING
 from auditor.project.shapes.pool_state import called, cut_short
@@ -43,6 +45,7 @@ MAKES_TENSORS = re.compile(
     rf"\btorch\.(?:{'|'.join(sorted(TENSOR_MAKERS))}|rand|randn)\("
     r"|\b(?:np|numpy|xp|cp|cupy)\.(?:empty|zeros|ones|full)(?:_like)?\("
 )
+INTEGERS = re.compile(r"\b(?:u?int\d*|long|bool)\b")
 COUNTS = re.compile(r"(?:\w+\()?range\(")
 OBJECTS = re.compile(r"(?:deque\(|list\()?[\[(]?(?:\w+\.)?_*[A-Z]\w*[a-z]\w*\(")
 TAKING = frozenset({"pop", "popleft", "get", "get_nowait"})
@@ -53,7 +56,7 @@ def value_of(function: Function) -> Value:
     returns = getattr(function.node, "returns", None)
     text = ast.unparse(returns).strip("'\"") if returns is not None else ""
     says_so = not text or text in TENSORS or ARRAYS.fullmatch(text) is not None
-    if says_so and _in_the_store(function) is Value.TENSOR and not _deals_out_numbers(function):
+    if says_so and _hands_out_memory(function) and not _deals_out_numbers(function):
         return Value.TENSOR
     if not text and _keeps_objects(function):
         return Value.OBJECT
@@ -72,11 +75,30 @@ def value_of(function: Function) -> Value:
         return Value.TENSOR
     if text in NUMBERS:
         return Value.INDEX
-    if not text and (any(name in TENSOR_MAKERS for name in called(function)) or _cuts_memory(function)):
+    if not text and any(name in TENSOR_MAKERS for name in called(function)):
         return Value.TENSOR
     if not text and _reckons_a_number(function):
         return Value.INDEX
     return Value.OBJECT if text else _in_the_store(function)
+
+
+def _hands_out_memory(function: Function) -> bool:
+    """Whatever its class is called: a `KVRing` may lend the memory of its blocks, or their numbers."""
+    return (
+        _in_the_store(function) is Value.TENSOR or _cuts_memory(function) or _makes_what_it_returns(function)
+    )
+
+
+def _makes_what_it_returns(function: Function) -> bool:
+    """`return torch.empty(self.shape)`, or by a name, or a view of it; nothing of integers, which may be those
+    that are lent."""
+    work = field_work(function)
+    found = [way for value in work.returned for way in ways(value)]
+    return any(_is_memory(ast.unparse(each)) for each in (*found, *also_given(work)))
+
+
+def _is_memory(made: str) -> bool:
+    return MAKES_TENSORS.match(made) is not None and not INTEGERS.search(made)
 
 
 def _reckons_a_number(function: Function) -> bool:
@@ -164,23 +186,29 @@ def put_into_the_store(function: Function) -> list[tuple[ast.expr, bool]]:
 
 
 def _cuts_memory(function: Function) -> bool:
-    """`return self.base[at : at + size]` of a tensor that the constructor made."""
+    """`return self.base[at : at + size]` of a tensor that the constructor made, `view = self.slab[i]`, or one
+    of a list of such."""
     init = function.cls.methods.get("__init__") if function.cls is not None else None
-    made = (
-        {name for name, put, _ in _filled_with(init) if MAKES_TENSORS.match(ast.unparse(put))} if init else ()
-    )
+    filled = _filled_with(init) if init is not None else ()
+    made = {name for name, put, _ in filled if _is_made_of_memory(put)}
     cut = [
         (node.targets[0] if isinstance(node, ast.Assign) else node.value)
         for node in (function.statements if made else ())
         if isinstance(node, ast.Assign | ast.Return)
         and isinstance(node.value, ast.Subscript)
-        and isinstance(node.value.slice, ast.Slice)
         and own_attribute(node.value.value, function.owner or "") in made
     ]
     returned = {
         ast.unparse(node.value) for node in function.statements if isinstance(node, ast.Return) and node.value
     }
     return any(each is not None and ast.unparse(each) in returned for each in cut)
+
+
+def _is_made_of_memory(value: ast.expr) -> bool:
+    match value:
+        case ast.ListComp(elt=each) | ast.List(elts=[each, *_]) | ast.BinOp(left=ast.List(elts=[each])):
+            return _is_memory(ast.unparse(each))
+    return _is_memory(ast.unparse(value))
 
 
 def _returns_another(function: Function) -> bool:

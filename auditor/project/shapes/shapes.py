@@ -49,7 +49,7 @@ from auditor.project.shapes.within import only_adds_within, takes_within
 from auditor.protocols.vocabulary import ends, negates, split, undoes
 
 ENDING = re.compile(
-    r"_*(?:evict|drain|clear|empty|purge|trim|shrink|prune|expire|close|shutdown|remove|discard|drop|delete|finish"
+    r"_*(?:evict|drain|clear|purge|trim|shrink|prune|expire|close|shutdown|remove|discard|drop|delete|finish"
     r"|complete|end|collect|extract)"
     r"|(?:read|readline|readlines|popitem|sample)$|on_"
 )
