@@ -73,7 +73,7 @@ class Perhaps(Amounts):
         return frozenset(names)
 
     @cached_property
-    def _views(self) -> frozenset[Path]:
+    def _released_slices(self) -> frozenset[Path]:
         """`view = shared.buf[:size]`, and `view.release()` when it was read: that is the end of the view, and
         nobody whom it was shown has kept it, or it could not be released."""
         calls = (op for op in self.graph.ops if isinstance(op, Call) and op.method == "release")
@@ -98,7 +98,7 @@ class Perhaps(Amounts):
             return
         for place in held.maybe:
             rest = below(place, operand)
-            if rest is None or place in self._views:
+            if rest is None or place in self._released_slices:
                 continue
             if place[-1] == AT:
                 if rest == (AT,) and not self._only_used(self._of_contents(call, position), operand):

@@ -268,8 +268,10 @@ def function(call: Call, position: Position, rest: Path) -> Treatment | None:
         return Treatment(result=(ANY_ITEM, *rest))
     if name in ("next", "anext") and position == 0:
         return Treatment(result=rest[1:])
-    if name in ("getattr", "memoryview") and position == 0:
+    if name == "getattr" and position == 0:
         return Treatment(result=(), maybe=True)
+    if name == "memoryview" and position == 0:
+        return Treatment(result=rest)
     if name in GIVING_BACK and position != -1:
         return RELEASED if name != "register" or not _is_watched(call, position) else _watched(call)
     if name in ("partial",) and position != -1:
