@@ -19,6 +19,8 @@ from auditor.ir.record_copies import copies_a_record
 def goes_with_the_result(graph: Graph, site: int, acquisition: Acquisition, held: Held, op: Leave) -> bool:
     if acquisition.handle is Handle.ARGUMENT and acquisition.value is not Value.AMOUNT:
         return _lies_in_a_record_made_here(graph, held, op)
+    if acquisition.handle is Handle.RECEIVER and _lies_in_what_was_found(graph, acquisition, held):
+        return True
     counted = acquisition.handle is Handle.RECEIVER and acquisition.counts
     return counted and site >= 0 and RESULT in held.places and _is_answered(graph, site, acquisition)
 
@@ -30,6 +32,15 @@ def _lies_in_a_record_made_here(graph: Graph, held: Held, op: Leave) -> bool:
     moved = (each for each in graph.ops if isinstance(each, Move) and each.target == RESULT)
     given = {each.source[0] for each in moved if each.at is op.at}
     return bool(given) and given <= graph.fresh_roots & _copies(graph)
+
+
+def _lies_in_what_was_found(graph: Graph, acquisition: Acquisition, held: Held) -> bool:
+    """`if replica.permits.try_enter(): return replica`, one of many: its caller has to know which permit to
+    leave, and nobody else does."""
+    root, *inside = acquisition.places[0]
+    fields = len(inside) == 1 and inside[0].startswith(".")
+    chosen = root not in graph.parameters and not root.startswith("@")
+    return fields and chosen and not acquisition.declared and (RESULT[0], *inside) in held.places
 
 
 def _copies(graph: Graph) -> set[str]:

@@ -1,4 +1,5 @@
-"""Names that stand for a method: `take = pool.acquire`, `take = partial(pool.acquire)`, `self.take = ...`."""
+"""Names that stand for a method: `take = pool.acquire`, `take = partial(pool.acquire)`, `self.take = ...`, or
+for one of two: `take = pool.large if wide else pool.small`."""
 
 import ast
 import re
@@ -6,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from auditor.project.code.modules import Class, Function
 
-_METHOD = re.compile(r"=[ \t]*(?:(?:functools\.)?partial\([ \t]*)?(?:\w+\.)+(\w+)[ \t]*(?=[,)#\n]|$)")
+_METHOD = re.compile(r"=[ \t]*(?:(?:functools\.)?partial\([ \t]*)?(?:\w+\.)+(\w+)[ \t]*(?=[,)#\n]|$|if )")
 _ALIAS = re.compile(r"\b(\w+)[ \t]*(?::[^=\n]+)?$")
 
 Meant = tuple[Function, ast.Call]
@@ -70,7 +71,8 @@ class Aliases:
             self._locals[function] = bound = {}
             for target, value in _bindings(function):
                 if isinstance(target, ast.Name):
-                    bound[target.id] = value if target.id not in bound and _stands_for(value) else None
+                    bound[target.id] = _one_more(bound[target.id], value) if target.id in bound else value
+            bound.update({name: None for name, value in bound.items() if not _stands_for(value)})
         return self._locals[function]
 
     def _attributes(self, cls: Class) -> dict[str, tuple[Function, ast.expr] | None]:
@@ -93,7 +95,16 @@ def _bindings(function: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
                 yield target, value
 
 
-def _stands_for(value: ast.expr) -> bool:
+def _one_more(before: ast.expr | None, value: ast.expr) -> ast.expr | None:
+    """`take = pool.small`, and in another branch `take = pool.large`."""
+    if not (isinstance(before, ast.Attribute | ast.IfExp) and isinstance(value, ast.Attribute)):
+        return None
+    return ast.IfExp(ast.Constant(None), before, value)
+
+
+def _stands_for(value: ast.expr | None) -> bool:
+    if isinstance(value, ast.IfExp):
+        return all(isinstance(way, ast.Attribute) or _stands_for(way) for way in (value.body, value.orelse))
     if isinstance(value, ast.Call) and value.args:
         name = value.func.attr if isinstance(value.func, ast.Attribute) else getattr(value.func, "id", "")
         return name == "partial" and isinstance(value.args[0], ast.Attribute)

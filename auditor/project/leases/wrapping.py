@@ -52,7 +52,11 @@ def wraps(recogniser: Recogniser, function: Function, source: Source, outcome: O
         fresh=lists_what_it_counts(outcome)
         or (
             not (outcome.stored or outcome.beside)
-            and (_out_of_a_queue(source, outcome) or made_for_caller(recogniser, function, outcome.returned))
+            and (
+                _out_of_a_queue(source, outcome)
+                or _of_what_was_found(source, outcome)
+                or made_for_caller(recogniser, function, outcome.returned)
+            )
         ),
     )
 
@@ -69,6 +73,12 @@ def _told_key(function: Function, source: Source, outcome: Outcome) -> str:
 def _out_of_a_queue(source: Source, outcome: Outcome) -> bool:
     """`return self.inbox.get()`: whoever gets the request that the lease lies in has it alone."""
     return source.second_hand and source.fresh and outcome.returned == source.rest
+
+
+def _of_what_was_found(source: Source, outcome: Outcome) -> bool:
+    """`if replica.permits.try_enter(): return replica`: others know the replica, and nothing of the permit."""
+    inside = outcome.returned or ()
+    return source.handle is Handle.RECEIVER and len(inside) == 1 and inside[0].startswith(".")
 
 
 def lists_what_it_counts(outcome: Outcome) -> bool:
