@@ -38,6 +38,7 @@ from auditor.project.pools.instead import with_others
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.lent_objects import self_ending
 from auditor.project.pools.lock_files import lock_file_pairs
+from auditor.project.pools.marked_objects import marked_objects
 from auditor.project.pools.modes import modes
 from auditor.project.pools.of_functions import as_functions, as_methods, has_opposite
 from auditor.project.pools.of_two_objects import pairs_of_two_objects
@@ -102,6 +103,8 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
         yield from across_bases(model, cls, known, partial(_of_class, known=set(), lending=False))
     if may_end_elsewhere(module.text):
         yield from ended_objects(model, module, known)
+    for _, cls in sorted(module.classes.items()):
+        yield from marked_objects(model, cls, known)
     yield from pairs_of_two_objects(module, known)
     for _, cls in sorted(module.classes.items()):
         yield from wrapped_pairs(model, cls, known)

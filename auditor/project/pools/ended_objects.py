@@ -148,9 +148,9 @@ def _ends(model: ClassModel, maker: Maker) -> list[Function]:
         named = undoes(end.name, maker.function.name)
         if recorded and not (named or limited):
             continue
-        if (_may_end(end, named) or _may_end_told(end)) and _ends_it(model, maker, end, begun):
+        if (may_end(end, named) or _may_end_told(end)) and _ends_it(model, maker, end, begun):
             found.append(end)
-    return found if any(_may_end(end, undoes(end.name, maker.function.name)) for end in found) else []
+    return found if any(may_end(end, undoes(end.name, maker.function.name)) for end in found) else []
 
 
 def _ends_it(model: ClassModel, maker: Maker, end: Function, begun: list[Change]) -> bool:
@@ -204,7 +204,7 @@ def _ends_of_stored(model: ClassModel, taker: Function) -> Iterator[Function]:
     stored = stored_class(model, pool, taker) if stocks else None
     for end in _methods(model, stored) if stored is not None and stored is not pool else ():
         put = (done for done in all_changes(end) if done.did is Did.IN and done.way[-1] in stocks)
-        if _may_end(end, named=False) and any(
+        if may_end(end, named=False) and any(
             len(done.way) == 3 and isinstance(done.value, ast.Name) and done.value.id == end.owner
             for done in put
         ):
@@ -220,7 +220,7 @@ def _ends_of_made(model: ClassModel, cls: Class, init: Function) -> Iterator[Fun
         return
     for end in _methods(model, cls):
         ended = [(done, way) for done in all_changes(end) if (way := _translated(done, leads))]
-        if _may_end(end, named=False) and any(
+        if may_end(end, named=False) and any(
             _undoes(change, done, way) and done.did is not Did.SET for change in begun for done, way in ended
         ):
             yield end
@@ -235,7 +235,7 @@ def _methods(model: ClassModel, cls: Class) -> Iterator[Function]:
                 yield method
 
 
-def _may_end(end: Function, named: bool) -> bool:
+def may_end(end: Function, named: bool) -> bool:
     """Told nothing, unless its name says what it ends; no property, and no promise."""
     if end.is_abstract or LENDING & set(end.decorators) or end.is_static:
         return False

@@ -133,19 +133,19 @@ def _class_of(model: ClassModel, pool: Class | None, method: Function, value: as
             pool is not None and taking in REMOVERS
         ):
             attribute = own_attribute(table, method.owner or "")
-            found = _element_class(model, pool, attribute) if attribute is not None else None
+            found = element_class(model, pool, attribute) if attribute is not None else None
             return found if found is not None and any(endings_of(found)) else None
     return None
 
 
 def stored_class(model: ClassModel, pool: Class, method: Function) -> Class | None:
     """Of what a method takes out of the pool's lists, where all of that is of one class."""
-    found = {_element_class(model, pool, name) for name, _ in field_work(method).taken}
+    found = {element_class(model, pool, name) for name, _ in field_work(method).taken}
     cls = found.pop() if len(found) == 1 else None
     return cls if cls is not None and "__del__" not in cls.methods else None
 
 
-def _element_class(model: ClassModel, pool: Class, attribute: str) -> Class | None:
+def element_class(model: ClassModel, pool: Class, attribute: str) -> Class | None:
     """What the pool's own code puts into one of its lists."""
     for each in pool.methods.values():
         own = each.owner or ""
