@@ -68,11 +68,11 @@ class Aliases:
 
     def _names(self, function: Function) -> dict[str, ast.expr | None]:
         if function not in self._locals:
-            self._locals[function] = bound = {}
+            bound: dict[str, ast.expr | None] = {}
             for target, value in _bindings(function):
                 if isinstance(target, ast.Name):
                     bound[target.id] = _one_more(bound[target.id], value) if target.id in bound else value
-            bound.update({name: None for name, value in bound.items() if not _stands_for(value)})
+            self._locals[function] = {name: each for name, each in bound.items() if _stands_for(each)}
         return self._locals[function]
 
     def _attributes(self, cls: Class) -> dict[str, tuple[Function, ast.expr] | None]:

@@ -54,8 +54,8 @@ def _hands_out(method: Function, field: str) -> bool:
 
 
 def _lets_go(method: Function, field: str) -> bool:
-    """`self.mine.remove(lane)`, or `self.mine = [each for each in self.mine if each is not lane]`, and `return
-    lane`, which it was told."""
+    """`self.mine.remove(lane)`, or `self.mine = [each for each in self.mine if each is not lane]`, and then
+    `return lane`, which it was told."""
     told, own = own_parameters(method)[:1], method.owner or ""
     results = [node.value for node in method.statements if isinstance(node, ast.Return)]
     if not told or not results or not mentions(method, field) or any(map(looks_releasing, method.calls)):

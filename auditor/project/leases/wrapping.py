@@ -76,7 +76,7 @@ def _out_of_a_queue(source: Source, outcome: Outcome) -> bool:
 
 
 def _of_what_was_found(source: Source, outcome: Outcome) -> bool:
-    """`if replica.permits.try_enter(): return replica`: others know the replica, and nothing of the permit."""
+    """`if replica.permits.try_enter(): return replica`: others know the replica, not the permit."""
     inside = outcome.returned or ()
     return source.handle is Handle.RECEIVER and len(inside) == 1 and inside[0].startswith(".")
 

@@ -90,8 +90,8 @@ def _hands_out_memory(function: Function) -> bool:
 
 
 def _makes_what_it_returns(function: Function) -> bool:
-    """`return torch.empty(self.shape)`, or by a name, or a view of it; nothing of integers, which may be those
-    that are lent."""
+    """`return torch.empty(self.shape)`, or by a name, or a view of it; nothing of integers, which may be
+    those that are lent."""
     work = field_work(function)
     found = [way for value in work.returned for way in ways(value)]
     return any(_is_memory(ast.unparse(each)) for each in (*found, *also_given(work)))

@@ -1,7 +1,7 @@
 """Pools that mark an object of their own as taken, and objects that take the mark back themselves.
 
-`slot = next(s for s in self.slots if s.count == 0)`, `slot.count = 1`, `return slot`; and `slot.let_go()`, which
-counts down. The pool has no method that is given it back."""
+`slot = next(s for s in self.slots if s.count == 0)`, `slot.count = 1`, `return slot`; and `slot.let_go()`,
+which counts down. The pool has no method that is given it back."""
 
 import ast
 from collections.abc import Iterator, Set
@@ -22,11 +22,12 @@ def marked_objects(model: ClassModel, cls: Class, paired: Set[Function]) -> Iter
         if taker in paired or taker.name.startswith("__") or LENDING & set(taker.decorators):
             continue
         fields = set(_marked(taker))
-        ends = _ends(model, cls, taker, fields) if fields else []
-        if ends:
+        lent = _lent(model, cls, taker) if fields else None
+        ends = _ends(lent, fields) if lent is not None and lent is not cls else []
+        if lent is not None and ends:
             half = Half(taker, Name("acquire", frozenset()), by_shape=True)
             back = (Half(end, Name("release", frozenset()), Handle.RECEIVER) for end in ends)
-            yield Pair(cls.name, cls, (half,), tuple(back))
+            yield Pair(lent.name, cls, (half,), tuple(back))  # `slot.hold()` begins what these end, too
 
 
 def _marked(taker: Function) -> Iterator[str]:
@@ -68,11 +69,15 @@ def _is_free(test: ast.expr, field: str) -> bool:
     return False
 
 
-def _ends(model: ClassModel, pool: Class, taker: Function, fields: Set[str]) -> list[Function]:
-    """Of the objects' class: told nothing, and the mark is down."""
+def _lent(model: ClassModel, pool: Class, taker: Function) -> Class | None:
+    """The class of what lies in the fields that it goes over."""
     read = {node.attr for node in taker.nodes if isinstance(node, ast.Attribute)}
-    lent = next((cls for name in sorted(read) if (cls := element_class(model, pool, name)) is not None), None)
-    if lent is None or lent is pool or "__del__" in lent.methods:
+    return next((cls for name in sorted(read) if (cls := element_class(model, pool, name)) is not None), None)
+
+
+def _ends(lent: Class, fields: Set[str]) -> list[Function]:
+    """Its methods that are told nothing, and after which the mark is down."""
+    if "__del__" in lent.methods:
         return []
     methods = (method for name, method in sorted(lent.methods.items()) if not name.startswith("__"))
     return [method for method in methods if may_end(method, named=False) and _takes_down(method, fields)]
