@@ -5,12 +5,13 @@ Another method put a lease there, `self.lane = self.yard.enter()`, and the objec
 to give back: whoever gets it owes it."""
 
 import ast
+from collections.abc import Set
 
 from auditor.flow.effects import Handle
 from auditor.ir.ops import ANY_ITEM
 from auditor.project.code.bindings import assignments, given_to, own_attribute
 from auditor.project.code.field_paths import mentions, own_field
-from auditor.project.code.modules import Function
+from auditor.project.code.modules import Function, last_part
 from auditor.project.code.release_names import looks_releasing
 from auditor.project.fields.filling_again import is_none, names_in
 from auditor.project.meaning.recognise import Recogniser
@@ -29,10 +30,12 @@ def note_detaching(recogniser: Recogniser, source: Source, outcome: Outcome) -> 
         return
     fields = {path[1][1:] for _, path in outcome.stored if len(path) == 2 and own_field(function, path)}
     lists = {path[1][1:] for path in outcome.beside if path[2:] == (ANY_ITEM,) and own_field(function, path)}
+    ends = recogniser.ending_names(source.protocol) if lists else frozenset[str]()
     for method in function.cls.methods.values() if fields or lists else ():
         if method in recogniser.acquiring or method is function or method.name.startswith("__"):
             continue
-        if any(_hands_out(method, field) for field in fields) or any(_lets_go(method, own) for own in lists):
+        handed_out = any(_hands_out(method, field) for field in fields)
+        if handed_out or any(_lets_go(method, field, ends) for field in lists):
             recogniser.wrappers.setdefault(method, _handed_out(source))
 
 
@@ -53,12 +56,14 @@ def _hands_out(method: Function, field: str) -> bool:
     return bool(returned) and all(_was_in(method, own, field, value) for value in returned)
 
 
-def _lets_go(method: Function, field: str) -> bool:
+def _lets_go(method: Function, field: str, ends: Set[str]) -> bool:
     """`self.mine.remove(lane)`, or `self.mine = [each for each in self.mine if each is not lane]`, and then
     `return lane`, which it was told."""
     told, own = own_parameters(method)[:1], method.owner or ""
     results = [node.value for node in method.statements if isinstance(node, ast.Return)]
-    if not told or not results or not mentions(method, field) or any(map(looks_releasing, method.calls)):
+    if not told or not results or not mentions(method, field):
+        return False
+    if any(looks_releasing(call) or last_part(call.func) in ends for call in method.calls):
         return False
     if not all(isinstance(value, ast.Name) and value.id == told[0] for value in results):
         return False
