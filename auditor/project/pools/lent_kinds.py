@@ -56,7 +56,9 @@ def value_of(function: Function) -> Value:
     returns = getattr(function.node, "returns", None)
     text = ast.unparse(returns).strip("'\"") if returns is not None else ""
     says_so = not text or text in TENSORS or ARRAYS.fullmatch(text) is not None
-    if says_so and _hands_out_memory(function) and not _deals_out_numbers(function):
+    kept = text not in NUMBERS and not _keeps_objects(function)  # `-> Row`, which is another name for it
+    stored = (says_so or kept) and _in_the_store(function) is Value.TENSOR
+    if (stored or (says_so and _hands_out_memory(function))) and not _deals_out_numbers(function):
         return Value.TENSOR
     if not text and _keeps_objects(function):
         return Value.OBJECT
@@ -84,17 +86,18 @@ def value_of(function: Function) -> Value:
 
 def _hands_out_memory(function: Function) -> bool:
     """Whatever its class is called: a `KVRing` may lend the memory of its blocks, or their numbers."""
-    return (
-        _in_the_store(function) is Value.TENSOR or _cuts_memory(function) or _makes_what_it_returns(function)
-    )
+    return _cuts_memory(function) or _makes_what_it_returns(function)
 
 
 def _makes_what_it_returns(function: Function) -> bool:
-    """`return torch.empty(self.shape)`, or by a name, or a view of it; nothing of integers, which may be
+    """`return torch.empty(self.shape)`, or by a name, or a view of it; integers that it writes there may be
     those that are lent."""
     work = field_work(function)
     found = [way for value in work.returned for way in ways(value)]
-    return any(_is_memory(ast.unparse(each)) for each in (*found, *also_given(work)))
+    subscripts = (node for node in function.nodes if isinstance(node, ast.Subscript))
+    filled = any(isinstance(node.ctx, ast.Store) for node in subscripts)
+    made = (ast.unparse(each) for each in (*found, *also_given(work)))
+    return any(MAKES_TENSORS.match(each) and not (filled and INTEGERS.search(each)) for each in made)
 
 
 def _is_memory(made: str) -> bool:
