@@ -157,7 +157,9 @@ class OutsideEffects:
             library.heap(call, position, rest, answered=self._is_asked_for(call)),
             library.made_anew(call, position, rest),
             None if rest or self._is_missing(call) else library.default(call, position),
-            None if of_numbers(dotted) else library.stored_by_method(self._where_kept(call), position, rest),
+            None
+            if of_numbers(dotted) or self._is_a_kept_function(call)
+            else library.stored_by_method(self._where_kept(call), position, rest),
             library.function(call, position, rest)
             if call.receiver is None
             or dotted is not None
@@ -271,6 +273,11 @@ class OutsideEffects:
         """The object itself is the argument."""
         given = call.args[position][0] if isinstance(position, int) and position < len(call.args) else ()
         return given == (self.function.owner,)
+
+    def _is_a_kept_function(self, call: Call) -> bool:
+        """`self.put(part)` of a class without a base, and without such a method: what it was told to call."""
+        cls = self.function.cls
+        return cls is not None and not cls.node.bases and self._own_object(call)
 
     def _own_object(self, call: Call) -> bool:
         """`self.start()`: what the object holds stays a field of this class."""

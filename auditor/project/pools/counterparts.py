@@ -73,11 +73,15 @@ def _is_the_next_state(begins: Function, one: Change, end: Function, other: Chan
     """Of what the first finds in another state, and hands out."""
     if one.did is not Did.IN or other.did is not Did.IN or one.value is None or other.value is None:
         return False
-    same = one.way == other.way or (other.way[0] in own_parameters(end) and one.way[-1] == other.way[-1])
-    taken, after = states_of(one.value), states_of(other.value)
+    same = one.way == other.way or (one.way[-1] == other.way[-1] and other.way[0] in own_parameters(end))
     if isinstance(other.value, ast.Tuple) and other.way == one.way[:-1]:  # the whole record at once
-        same, after = True, frozenset[str]().union(*map(states_of, other.value.elts))
-    known = same and bool(taken) and bool(after) and taken.isdisjoint(after)
+        said = other.value.elts
+    elif same:
+        said = [other.value]
+    else:
+        return False
+    taken, after = states_of(one.value), frozenset[str]().union(*map(states_of, said))
+    known = bool(taken) and bool(after) and taken.isdisjoint(after)
     return known and returns_something(begins) and not compared(begins) <= taken
 
 
