@@ -156,6 +156,11 @@ SETS = (
     "lightermen",
     "gravers",
     "pedlars",
+    "sailmakers",
+    "netmakers",
+    "pinmakers",
+    "bellfounders",
+    "saltmakers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

@@ -118,7 +118,7 @@ def _profile(examples: int) -> settings:
 
 
 @pytest.mark.slow
-@_profile(500)
+@_profile(300)
 @given(programs())
 def test_same_verdict_on_generated_programs(drawn: Program) -> None:
     _assert_same_verdicts(drawn)

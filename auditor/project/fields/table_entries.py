@@ -1,7 +1,8 @@
 """Lists that a method has from a table of its object: `pages = self.spare.setdefault(key, [])`, and
 `pages.append(pool.take())`. What is put into such a list lies in the table; so does what is put into a table
 of one of its records: `nics = self.machines[name].nics`, `nics[network] = pool.take()`, and
-`session = self.connect(name)`, which hands out an entry of `self.sessions`."""
+`session = self.connect(name)`, which hands out an entry of `self.sessions`; or into a field of one,
+`job = self.jobs.setdefault(key, Job(key))`, `job.slot = pool.take()`."""
 
 import ast
 import re
@@ -9,7 +10,7 @@ from dataclasses import replace
 
 from auditor.ir.ops import ANY_ITEM, Path
 from auditor.project.code.bindings import assignments, given_to, own_attribute, root_of
-from auditor.project.code.modules import Function
+from auditor.project.code.modules import Function, last_part
 from auditor.project.outcome import Outcome
 
 
@@ -20,7 +21,8 @@ def lying_in_tables(outcome: Outcome) -> Outcome:
 
 
 def _path_by_table(function: Function, path: Path) -> Path:
-    if ANY_ITEM not in path[1:] or function.owner is None or path[0] in function.parameters:
+    of_a_record = len(path) == 2 and path[1].startswith(".") and "setdefault(" in function.text
+    if not (of_a_record or ANY_ITEM in path[1:]) or function.owner is None or path[0] in function.parameters:
         return path
     bound = [
         node
@@ -30,6 +32,8 @@ def _path_by_table(function: Function, path: Path) -> Path:
     values = list(given_to(function, path[0]))
     if len(bound) != 1 or len(values) != 1:
         return path
+    if of_a_record and last_part(getattr(values[0], "func", values[0])) != "setdefault":
+        return path  # of one that was there before, other rules say more
     if path[1:] != (ANY_ITEM,) or isinstance(values[0], ast.Attribute):
         return (*_in_a_record(function, values[0], path), *path[1:])
     field = _table_of(values[0], function.owner) or _of_which_it_is_put_back(function, path[0], values[0])
