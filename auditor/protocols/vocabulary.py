@@ -291,8 +291,14 @@ def _may_undo(words: tuple[str, ...]) -> bool:
     )
 
 
+EITHER_WAY = frozenset({"signin", "signout", "book", "loan"})
+"""Who has signed in signs out, and what was signed out is signed in again: the bodies say which."""
+
+
 def ends(release: str, acquire: str) -> bool:
     """Whether the names alone say that one gives back what the other takes."""
+    if not EITHER_WAY.isdisjoint(split(release)[:1]) and not EITHER_WAY.isdisjoint(split(acquire)[:1]):
+        return False
     acquiring, releasing = take_apart(acquire, ACQUIRE_WORDS), take_apart(release, RELEASE_WORDS)
     named = acquiring is not None and releasing is not None and pairs_with(acquiring, releasing)
     return named or undoes(release, acquire)

@@ -50,6 +50,8 @@ def _counted(model: ClassModel, cls: Class, methods: list[Function], paired: set
     methods = [method for method in methods if not _hands_on_within(model, method, paired)]
     up, down = Name("incr", frozenset()), Name("decr", frozenset())
     for begins, ends in reference_counts([m for m in methods if m not in paired]):
+        if _makes_what_it_returns(ends):
+            continue  # `sign_out()` lends what `sign_in(lease)` takes back
         half = Half(begins, up, Handle.ARGUMENT, by_shape=True)
         echoes = returns_what_it_is_told(begins)
         if echoes and answers_what_lies_there(begins) and shared_key(begins, [ends]) == 0:
@@ -101,6 +103,12 @@ def _counted(model: ClassModel, cls: Class, methods: list[Function], paired: set
     for begins, ends in permits([m for m in methods if m not in paired]):
         half = Half(begins, Name("reserve", frozenset()), Handle.ARGUMENT, by_shape=True)
         yield Pair(cls.name, cls, (half,), (Half(ends, down, Handle.ARGUMENT),))
+
+
+def _makes_what_it_returns(method: Function) -> bool:
+    returned = (node.value for node in method.statements if isinstance(node, ast.Return))
+    made = (value.func for value in returned if isinstance(value, ast.Call))
+    return any(isinstance(func, ast.Name) and func.id.lstrip("_")[:1].isupper() for func in made)
 
 
 def _asked_for(
