@@ -100,3 +100,22 @@ def test_a_file_without_pools_does_not_start_the_flow_analysis_again(monkeypatch
 
 def _must_not_run(*arguments: object) -> object:
     raise AssertionError("this was to come from the cache")
+
+
+def test_a_file_that_cannot_be_searched_costs_that_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever in it is nested beyond what the search can follow."""
+    Path("deep.py").write_text("class Pool:\n    def acquire(self): ...\n    def release(self, x): ...\n")
+    Path("plain.py").write_text(LEAKING)
+    search = analysis.discover
+
+    def searched(model: object, module: object) -> object:
+        if getattr(module, "path", "") == "deep.py":
+            raise RecursionError
+        return search(model, module)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(analysis, "discover", searched)
+    run = audited().run
+    assert [(failure.path, failure.message) for failure in run.failures] == [
+        ("deep.py", "not searched for pools: nested too deeply")
+    ]
+    assert {finding.span.path for finding in run.findings} == {"plain.py"}

@@ -125,7 +125,10 @@ class Analysis:
         pairs: list[Pair] = []
         for path in self.relevant:
             if may_define_pair(self.project.sources[path]) and (module := self.project.module(path)):
-                pairs += discover(self.model, module)
+                try:
+                    pairs += discover(self.model, module)
+                except RecursionError:
+                    self.project.failed[path] = (0, "not searched for pools: nested too deeply")
         return pairs
 
     def run(self) -> FlowResult:

@@ -109,6 +109,8 @@ class _Returned:
         return any(self._is_number(work, each, depth) for each in returned)
 
     def _is_number(self, work: FieldWork, value: ast.expr, depth: int) -> bool:
+        if depth > DEEPEST:
+            return False  # `row = int(row)` leads back to itself
         own = work.method.owner or ""
         if any(node is value and name in self.stores for name, node in work.taken):
             return isinstance(value, ast.Call)
@@ -121,7 +123,7 @@ class _Returned:
                 return own_attribute(store, own) in self.stores
             case ast.Name(id=name):
                 given = [way for each in self._given(work, name) for way in ways(each)]
-                return any(self._is_number(work, each, depth) for each in given) or (
+                return any(self._is_number(work, each, depth + 1) for each in given) or (
                     self._is_entered(work, name) and self._is_found(work.method, name)
                 )
         return False
