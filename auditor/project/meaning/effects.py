@@ -68,8 +68,8 @@ class FunctionEffects(OutsideEffects):
     ) -> None:
         super().__init__(function, recogniser)
         self.summaries = summaries
-        self._later = Later(function, summaries, self._lambda, recogniser.calls.model.callee)
-        self._process_wide = ProcessWide(function, recogniser, summaries, self._lambda)
+        self._later = Later(function, summaries, self._nested, recogniser.calls.model.callee)
+        self._process_wide = ProcessWide(function, recogniser, summaries, self._nested)
         self._shared = SharedObjects(function, recogniser, summaries)
         self._told_ends = told_ends
         self._known: dict[tuple[int, Position, Path, Value, str], Treatment] = {}
@@ -96,18 +96,20 @@ class FunctionEffects(OutsideEffects):
         return own_exceptions(targets[0]) if len(targets) == 1 and constructed is None else frozenset()
 
     def captured(self, function: object, name: str, rest: Path, value: Value, protocol: str) -> Fate:
-        nested = self._lambda(function)
+        nested = self._nested(function)
         if any("atexit" in decorator for decorator in nested.decorators):
             return Fate.TAKE  # it is needed until the process ends
         return self.summaries.answer(Question(nested, (name, *rest), value, protocol)).fate
 
-    def _lambda(self, node: object) -> Function:
+    def _nested(self, node: object) -> Function:
+        """A lambda, or a function within one that is seen as a method, in a copy."""
         known = self.function.module.by_node.get(id(node))
         if known is not None:
             return known
-        assert isinstance(node, ast.Lambda)
+        assert isinstance(node, ast.Lambda | ast.FunctionDef | ast.AsyncFunctionDef)
+        name = "<lambda>" if isinstance(node, ast.Lambda) else node.name
         made = Function(
-            self.function.module, self.function.qualname + ".<lambda>", node, self.function.cls, self.function
+            self.function.module, f"{self.function.qualname}.{name}", node, self.function.cls, self.function
         )
         self.function.module.by_node[id(node)] = made
         return made
