@@ -90,14 +90,11 @@ def _hands_out_memory(function: Function) -> bool:
 
 
 def _makes_what_it_returns(function: Function) -> bool:
-    """`return torch.empty(self.shape)`, or by a name, or a view of it; integers that it writes there may be
-    those that are lent."""
+    """`return torch.empty(self.shape)`, or by a name, or a view of it; nothing of integers, which may be
+    those that are lent: a kernel fills them in."""
     work = field_work(function)
     found = [way for value in work.returned for way in ways(value)]
-    subscripts = (node for node in function.nodes if isinstance(node, ast.Subscript))
-    filled = any(isinstance(node.ctx, ast.Store) for node in subscripts)
-    made = (ast.unparse(each) for each in (*found, *also_given(work)))
-    return any(MAKES_TENSORS.match(each) and not (filled and INTEGERS.search(each)) for each in made)
+    return any(_is_memory(ast.unparse(each)) for each in (*found, *also_given(work)))
 
 
 def _is_memory(made: str) -> bool:
