@@ -50,7 +50,7 @@ def _counted(model: ClassModel, cls: Class, methods: list[Function], paired: set
     methods = [method for method in methods if not _hands_on_within(model, method, paired)]
     up, down = Name("incr", frozenset()), Name("decr", frozenset())
     for begins, ends in reference_counts([m for m in methods if m not in paired]):
-        if _makes_what_it_returns(ends):
+        if _returns_a_new_object(ends):
             continue  # `sign_out()` lends what `sign_in(lease)` takes back
         half = Half(begins, up, Handle.ARGUMENT, by_shape=True)
         echoes = returns_what_it_is_told(begins)
@@ -105,7 +105,7 @@ def _counted(model: ClassModel, cls: Class, methods: list[Function], paired: set
         yield Pair(cls.name, cls, (half,), (Half(ends, down, Handle.ARGUMENT),))
 
 
-def _makes_what_it_returns(method: Function) -> bool:
+def _returns_a_new_object(method: Function) -> bool:
     returned = (node.value for node in method.statements if isinstance(node, ast.Return))
     made = (value.func for value in returned if isinstance(value, ast.Call))
     return any(isinstance(func, ast.Name) and func.id.lstrip("_")[:1].isupper() for func in made)
