@@ -14,6 +14,7 @@ from auditor.flow.as_many import as_many
 from auditor.flow.by_identity import told_by_identity
 from auditor.flow.counted_and_returned import goes_with_the_result
 from auditor.flow.effects import Fate, Handle, Value
+from auditor.flow.emptied_slots import emptied_slots
 from auditor.flow.held import NOWHERE, Held, Places
 from auditor.flow.indirect import AT, ON_EXIT, WITHIN, piece_of, tells_nothing, without_contents
 from auditor.flow.lease import Loss
@@ -244,7 +245,14 @@ class Ownership(Yielding):
         sure, maybe = self._copied(held, target, op.source)
         if op.sliced and value is Value.INDEX and sure:
             sure = frozenset({target})
+        if node in self._emptied_slots and any(len(place) == 1 for place in held.places):
+            gone = frozenset(place for place in held.places if begins_with(place, target))
+            return replace(held, places=held.places - gone)
         return self._put(node, held, target, sure, maybe)
+
+    @cached_property
+    def _emptied_slots(self) -> frozenset[int]:
+        return emptied_slots(self.graph.ops)
 
     def _is_kept_as_a_key(self, op: Store) -> bool:
         """`self.waiting[index] = job`, where somebody gives back the keys of `waiting`."""

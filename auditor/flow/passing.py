@@ -1,6 +1,6 @@
 """What calls do to one lease: nothing, its end, a new holder, or something that cannot be told."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -10,9 +10,10 @@ from auditor.flow.identities import identities
 from auditor.flow.indirect import AT, ON_EXIT, WITHIN
 from auditor.flow.knowledge import EXTENDING, FILLING
 from auditor.flow.lease import Loss
+from auditor.flow.named_containers import named_containers
 from auditor.flow.operands import KEEPING, PROCESS_POSITION, keeps_its_end, operands, tells_of
 from auditor.flow.perhaps import Perhaps
-from auditor.flow.places import MEMORY, OWN_ENDS, below, part
+from auditor.flow.places import MEMORY, OWN_ENDS, begins_with, below, part
 from auditor.flow.rows import is_copied_out
 from auditor.flow.seen_to_beside import CONVERTING
 from auditor.flow.spelled import SHARED_POSITION, asks, gives, leads, shared_place
@@ -282,8 +283,19 @@ class Passing(Perhaps):
                 return self._escape(node, held, to, frozenset({to, treatment.moved_to}))
             places |= {treatment.moved_to}
         if treatment.leaves:
-            places -= {place}
+            places -= {place, *self._in_the_field(place, held)}
         return replace(held, places=places, maybe=maybe - places)
+
+    def _in_the_field(self, place: Path, held: Held) -> Iterator[Path]:
+        """The other places of what `row.pop()` takes out, of `row = self.rows[key]`."""
+        container = self._named_containers.get(place[:1])
+        if container is not None:
+            whole = (*container, *place[1:])
+            yield from (each for each in held.places if len(each) == len(whole) and begins_with(each, whole))
+
+    @cached_property
+    def _named_containers(self) -> Mapping[Path, Path]:
+        return named_containers(self.graph.ops)
 
     def _on_exit(self, context: Path, held: Held) -> bool:
         """Whether the end of this `with` runs the exit that was put on the stack for the lease."""

@@ -352,8 +352,11 @@ class TakenOut(InPart):
 
 
 def _inner_table(whole: Path) -> str:
-    """`.nics` of `self.machines[*].nics[*].mac`: a table that each record has."""
+    """`.nics` of `self.machines[*].nics[*].mac`: a table that each record has; `[*]` of `self.idle[*][*]`: a
+    list for each key."""
     inner = whole[2:5]
+    if whole[2:4] == (ANY_ITEM, ANY_ITEM):
+        return ANY_ITEM
     return inner[1] if len(inner) == 3 and inner[0] == inner[2] == ANY_ITEM and inner[1][0] == "." else ""
 
 

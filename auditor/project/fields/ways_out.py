@@ -4,11 +4,12 @@ import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 
 from auditor.flow.decisive import decisive
+from auditor.flow.emptied_slots import emptied_slots
 from auditor.flow.follow import Followed
 from auditor.flow.held import Held
 from auditor.flow.trace import Station, shortest_path
 from auditor.ir.calls import LOGGING
-from auditor.ir.ops import Assume, Await, Call, Delete, Edge, Leave, Move, Next, Op, Path, Store
+from auditor.ir.ops import ANY_ITEM, Assume, Await, Call, Delete, Edge, Leave, Move, Next, Op, Path, Store
 from auditor.ir.tables import GOING_OVER, named_tables
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
@@ -31,7 +32,7 @@ ANSWERING = frozenset({"cancel", "set_result", "set_exception"})
 
 class WayOut:
     """One way on which a method loses an entry of `container`, or of the table that one of its records has in
-    the field `inner`."""
+    the field `inner`, or of any of the lists that lie in it where that is `[*]`."""
 
     def __init__(
         self, method: Function, followed: Followed, node: int, held: Held, container: Path, inner: str = ""
@@ -42,7 +43,9 @@ class WayOut:
         self.held = held
         self.container = container
         self.inner = inner
+        self.lists = _lists_in(method, container) if inner == ANY_ITEM else set[str]()
         self.ops = method.graph.ops
+        self.emptied = {id(self.ops[each]) for each in emptied_slots(self.ops)}
         self.names = {place[0] for place in held.places} - set(_keys(method, container))
         self.path: list[Station] = shortest_path(method.graph, followed.solution, node, held)
         nodes = [*(station.node for station in self.path), node]
@@ -74,13 +77,19 @@ class WayOut:
                 return takes and (taken == self.container or self._is_inner(taken))
             case Delete(target=(*table, _)) if self._is_inner(tuple(table)):
                 return True
+            case Store(target=target) if target[:2] == self.container and id(op) in self.emptied:
+                return True
             case Delete(target=target) | Store(target=target):
                 return target[:2] == self.container and (isinstance(op, Delete) or len(target) == 2)
         return False
 
     def _is_inner(self, table: Path | None) -> bool:
-        """`self.machines[name].nics`, also by way of a local name."""
-        return table is not None and table[1:] != () and table[-1] == self.inner
+        """`self.machines[name].nics`, also by way of a local name; `self.idle[key]`, a list in the table."""
+        if table is None:
+            return False
+        if self.inner == ANY_ITEM:
+            return table[:-1] == self.container and table[-1][0] == "[" or table[0] in self.lists
+        return table[1:] != () and table[-1] == self.inner
 
     def _takes_the_next(self, call: int) -> bool:
         """`job = self.jobs.get()` in the next turn, where the one before has lost its name by that."""
@@ -240,6 +249,20 @@ def _keys(method: Function, container: Path) -> Iterator[str]:
                 continue
         if own_attribute(table, container[0]) == container[1][1:]:
             yield key
+
+
+def _lists_in(method: Function, container: Path) -> set[str]:
+    """`idle` of `idle = self.idle[key]` and `idle = self.idle.setdefault(key, [])`."""
+    found: set[str] = set()
+    for op in method.graph.ops:
+        match op:
+            case Move(source=(*table, piece), target=(name,)) if tuple(table) == container and piece[0] == "[":
+                found.add(name)
+            case Move(source=(one,), target=(name,)) if one in found:
+                found.add(name)
+            case Call(receiver=table, method="get" | "setdefault", target=(name,)) if table == container:
+                found.add(name)
+    return found
 
 
 def _asks_for_none(test: ast.expr) -> bool:
