@@ -19,10 +19,11 @@ _TOLD = re.compile(
             |(?<=\.put\(self[.)])))""",
     re.VERBOSE,
 )
-_KEYED = re.compile(rb"\[self\.\w+\](?:\n| = (?:(?P<cleared>None|False|0)\n))")
+_KEYED = re.compile(rb"\[self\.\w+\](?:\n| = (?:(?P<cleared>None|False|0|[\"']free[\"']|[\"']idle[\"'])\n))")
 _COUNTED = re.compile(
     rb"= (?:(?P<less>(?<= -= )(?:1\n|self\.))|(?P<more>(?<= \+= )self\.)|(?P<back>(?<=\w = )self\.\w+\n))"
 )
+_PUSHED = re.compile(rb"heappush\(self\.\w+\.(?:\w+\.)?(\w+), self\.")
 _BITS = re.compile(
     rb"1 << (?P<bits>self\.)(?:(?<=[|^]= 1 << self\.)|(?<=&= ~1 << self\.)|(?<=&= ~\(1 << self\.))"
 )
@@ -70,6 +71,8 @@ def _is_done(way: str, name: bytes, data: bytes) -> bool:
 
 def _ended(text: Searched) -> Iterator[tuple[str, bytes]]:
     data = text.data
+    if text.has(b"heappush("):
+        yield from (("put", pushed[1]) for pushed in _PUSHED.finditer(data))
     for removing in filter(text.has, (b".discard(", b".remove(")):
         at = data.find(removing)
         while at >= 0:

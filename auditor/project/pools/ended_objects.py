@@ -93,14 +93,33 @@ def _maker(model: ClassModel, function: Function) -> Maker | None:
     names = {each.id for each in returned if isinstance(each, ast.Name)}
     given = [way for name in sorted(names) for value in given_to(function, name) for way in ways(value)]
     calls = [each for each in (*returned, *given) if isinstance(each, ast.Call)]
-    made = [(call, model.callee(function, call.func)) for call in calls if _names_a_class(call.func)]
-    for call, cls in made:
+    by_itself = [(function, call, call) for call in calls]
+    by_helpers = [(helper, call, made) for call in calls for helper, made in _made_by_helper(function, call)]
+    made = [
+        (where, outer, call, model.callee(where, call.func))
+        for where, outer, call in (*by_itself, *by_helpers)
+        if _names_a_class(call.func)
+    ]
+    for where, _, call, cls in made:
         if isinstance(cls, Class) and not _ends_when_dropped(cls):
-            own = Ways(function)
+            own = Ways(where)
             kept = _kept(model, cls, call)
             leads = {field: way for field, value in kept.items() if (way := own.of(value)) is not None}
-            return Maker(function, cls, {id(each) for each, _ in made}, names, leads, kept)
+            if where is not function:  # what that is told has other names here
+                leads = {field: way for field, way in leads.items() if way[0] in (SELF, MODULE)}
+            return Maker(function, cls, {id(each) for _, each, _, _ in made}, names, leads, kept)
     return None
+
+
+def _made_by_helper(function: Function, call: ast.Call) -> Iterator[tuple[Function, ast.Call]]:
+    """`return Window(i, self.view[i], self)` of `self._window(i)`: of the maker's own object it has the same
+    fields as the maker."""
+    name = own_attribute(call.func, function.owner or "") if function.cls is not None else None
+    helper = function.cls.methods.get(name) if function.cls is not None and name is not None else None
+    body = helper.node.body if helper is not None and helper.owner == function.owner else None
+    match body:
+        case [*_, ast.Return(value=ast.Call() as made)] if helper is not None:
+            yield helper, made
 
 
 def _names_a_class(func: ast.expr) -> bool:

@@ -246,6 +246,8 @@ def _given(ways: Ways, target: Target, value: ast.expr) -> tuple[Did, ast.expr]:
             return Did.OUT, first  # `at = self.head; self.head = self.next[at]`
         case ast.Constant(value=None | False | 0):
             return Did.CLEAR, value
+        case ast.Constant(value=str()) | ast.Attribute() if state_of(value) is False:
+            return Did.CLEAR, value
         case _ if isinstance(target, ast.Subscript) and _is_emptied(ways, target, value):
             return Did.CLEAR, value
         case ast.Tuple(elts=ends) | ast.Call(args=ends) if _is_what_is_left(ways, target, ends):

@@ -12,6 +12,7 @@ from auditor.project.code.bindings import assigned_by
 from auditor.project.code.modules import Function
 from auditor.project.shapes.counting_up import counts_by_itself, raised_by
 from auditor.project.shapes.found_in import found_in
+from auditor.project.shapes.marked_by_helpers import marked_by_helper
 from auditor.project.shapes.markings import Marking, marked_by
 from auditor.project.shapes.name_bindings import FILLING, Binding, bindings, bound_by, mentions
 from auditor.project.shapes.owners import owners_of, shared_by
@@ -181,6 +182,7 @@ class _Reader:
             if isinstance(node, ast.Call):
                 self._called(node)
                 self._marked(node)
+                self.work.marked += marked_by_helper(self.work.method, node)
             elif (
                 isinstance(node, ast.Subscript)
                 and is_end_of(node)

@@ -101,23 +101,31 @@ def takes_work(taker: Function) -> bool:
 
 def true_at_first(begun: Sequence[FieldWork], name: str) -> bool:
     """`self.open = [True] * count`, `torch.ones(count, dtype=torch.bool)`: who takes a place clears it."""
-    return any(
-        isinstance(target, ast.Attribute) and target.attr == name and _is_truth(node.value)
-        for work in begun
-        for node in work.method.statements
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-    )
+    return any(_all_alike(value, on=True) for value in _given_at_first(begun, name))
 
 
-def _is_truth(value: ast.expr) -> bool:
+def false_at_first(begun: Sequence[FieldWork], name: str) -> bool:
+    """`self.bits = [False] * count`, `bytearray(count)`: who takes a place marks it."""
+    return any(_all_alike(value, on=False) for value in _given_at_first(begun, name))
+
+
+def _given_at_first(begun: Sequence[FieldWork], name: str) -> Iterator[ast.expr]:
+    for work in begun:
+        for node in work.method.statements:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                if any(isinstance(each, ast.Attribute) and each.attr == name for each in targets):
+                    yield node.value
+
+
+def _all_alike(value: ast.expr, *, on: bool) -> bool:
     match value:
-        case ast.Call(func=ast.Attribute(attr="ones") | ast.Name(id="ones")):
-            return True
+        case ast.Call(func=ast.Attribute(attr=made) | ast.Name(id=made)):
+            return made == "ones" if on else made in ("zeros", "bytearray")
         case ast.BinOp(left=ast.List(elts=[ast.Constant(value=each)]), op=ast.Mult()):
-            return bool(each)
+            return bool(each) is on and each is not None
         case ast.ListComp(elt=ast.Constant(value=each)):
-            return bool(each)
+            return bool(each) is on and each is not None
     return False
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from auditor.project.code.bindings import given_to, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.shapes.field_work import FieldWork, Put, field_work
-from auditor.project.shapes.full_at_first import full_at_first, true_at_first
+from auditor.project.shapes.full_at_first import false_at_first, full_at_first, true_at_first
 from auditor.project.shapes.markings import FREE, USED, Marking, is_nothing
 from auditor.project.shapes.name_bindings import mentions
 from auditor.protocols.vocabulary import ends, split
@@ -14,6 +14,10 @@ from auditor.source.nodes import walk
 
 MEASURING = frozenset({"range", "len", "min", "max", "islice", "arange"})
 """Functions which what says how many is given to."""
+
+ONCE = frozenset({"seen", "visited", "done", "sent", "dirty", "ready", "loaded", "valid", "finished", "marked",
+                  "checked", "enabled", "active", "stale", "visible", "alive", "pinned"})  # fmt: skip
+"""Words in the names of fields that say what has happened to a place, and not who has it."""
 
 
 def marks(work: FieldWork, put: Put) -> bool:
@@ -77,12 +81,13 @@ def finds_a_place(function: Function, partners: Sequence[Function]) -> bool:
 
 def keeps_count(taker: FieldWork, giver: FieldWork, field: str, on: bool, begun: Sequence[FieldWork]) -> bool:
     """Whether the field says what is in use: a number's bits do, and a table of who has what; a set is called
-    so, or is full at first if what is taken leaves it; else the methods are called like halves of a pair."""
+    so, or is full at first if what is taken leaves it, or all off if that is marked there; else the methods are called like halves of a pair."""
     marked = [each for each in taker.marked if each.field == field]
     if any(each.bit or (each.on and each.value is not None) for each in marked):
         return True
     called = (USED if on else FREE).isdisjoint(split(field))
     free = not on and (full_at_first(begun, taker.method, field) or true_at_first(begun, field))
+    free = free or (on and false_at_first(begun, field) and ONCE.isdisjoint(split(field)))
     return not called or free or ends(giver.method.name, taker.method.name)
 
 
