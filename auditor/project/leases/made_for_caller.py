@@ -5,13 +5,16 @@ import ast
 from auditor.ir.ops import Path
 from auditor.ir.record_copies import copies_a_record
 from auditor.project.code.bindings import given_to, ways
-from auditor.project.code.modules import Function
+from auditor.project.code.modules import Function, last_part
 from auditor.project.leases.known_to_nobody import ORDERING, elements, is_known_to_nobody, put_into
 from auditor.project.meaning.recognise import Recogniser
 from auditor.protocols.vocabulary import split
 
 CACHING = frozenset({"cache", "cached", "memoize", "memoized", "singleton"})
 """Words in the names of decorators by which whoever calls is shown the same object."""
+
+RECORDS = frozenset({"SimpleNamespace"})
+"""What the standard library has for a record of anything."""
 
 
 def made_for_caller(recogniser: Recogniser, function: Function, place: Path = ()) -> bool:
@@ -78,7 +81,7 @@ def _constructs(recogniser: Recogniser, function: Function, value: ast.expr) -> 
     copy of one."""
     if not isinstance(value, ast.Call):
         return False
-    if copies_a_record(value):
+    if copies_a_record(value) or last_part(value.func) in RECORDS:
         return True
     targets, made, _ = recogniser.calls.targets(function, value)
     if made is not None:
@@ -86,14 +89,32 @@ def _constructs(recogniser: Recogniser, function: Function, value: ast.expr) -> 
     return bool(targets) and all(_makes(recogniser, target) for target in targets)
 
 
-def _makes(recogniser: Recogniser, target: Function) -> bool:
+def _makes(recogniser: Recogniser, target: Function, seen: tuple[Function, ...] = ()) -> bool:
     """It is known to, with a lease inside; or all that it returns it constructs right there, without one."""
     if (source := recogniser.wrappers.get(target)) is not None:
         return source.fresh
-    calls = [node.value for node in target.statements if isinstance(node, ast.Return) and node.value]
-    made = (recogniser.calls.targets(target, call)[1] for call in calls if isinstance(call, ast.Call))
-    ends = [not {"__del__", "__new__"} & cls.methods.keys() for cls in made if cls is not None]
-    return bool(ends) and len(ends) == len(calls) and all(ends)
+    returned = [node.value for node in target.statements if isinstance(node, ast.Return) and node.value]
+    return bool(returned) and all(_is_made_there(recogniser, target, each, seen) for each in returned)
+
+
+def _is_made_there(
+    recogniser: Recogniser, target: Function, value: ast.expr, seen: tuple[Function, ...]
+) -> bool:
+    """`return Lease(row)`; `lease = Lease(row)`, `self.ends[lease.token] = lease.end` and `return lease`."""
+    if isinstance(value, ast.Name):
+        given = list(given_to(target, value.id))
+        made = bool(given) and all(isinstance(each, ast.Call) for each in given)
+        if not (made and is_known_to_nobody(recogniser, target, value.id)):
+            return False
+        return all(_is_made_there(recogniser, target, each, seen) for each in given)
+    if not isinstance(value, ast.Call) or target in seen:
+        return False
+    if last_part(value.func) in RECORDS:
+        return True
+    targets, cls, _ = recogniser.calls.targets(target, value)
+    if cls is not None:
+        return not {"__del__", "__new__"} & cls.methods.keys()
+    return bool(targets) and all(_makes(recogniser, each, (*seen, target)) for each in targets)
 
 
 def _is_none(value: ast.expr) -> bool:

@@ -173,7 +173,9 @@ def stored_by_method(call: Call, position: Position, rest: Path) -> Treatment | 
 
 def made_anew(call: Call, position: Position, rest: Path) -> Treatment | None:
     """`replace(record, pages=pages)`, `record._replace(pages=pages)`: what the new record has of the old one,
-    and what it is told."""
+    and what it is told; `SimpleNamespace(pages=pages)` has nothing else."""
+    if call.method == "SimpleNamespace" and isinstance(position, str):
+        return Treatment(result=(f".{position}", *rest))
     if call.method not in REPLACING or not call.at.keywords:
         return None
     if isinstance(position, str):

@@ -141,7 +141,7 @@ def _of_class(model: ClassModel, cls: Class, known: set[Function], *, lending: b
     shaped = [_with_ends(model, pair, methods) for pair in _by_shape(model, cls.name, cls, methods, paired)]
     yield from shaped
     yield from _jointly(cls, methods, methods, [*found, *shaped], paired)
-    typed = list(typed_pairs(cls, methods, paired))
+    typed = [also_ended(model, cls, pair, methods) for pair in typed_pairs(cls, methods, paired)]
     yield from typed
     paired |= {half.function for pair in typed for half in pair.acquires}
     others = list(other_takers(methods, [*found, *shaped, *typed], paired))
