@@ -280,7 +280,9 @@ class Passing(Perhaps):
                 self.endings.taken.add(node)
                 return None
             if (to := self._for_others(node, treatment.moved_to)) is not None:
-                return self._escape(node, held, to, frozenset({to, treatment.moved_to}))
+                escaped = self._escape(node, held, to, frozenset({to, treatment.moved_to}))
+                answered = places - held.places
+                return replace(escaped, places=escaped.places | answered) if escaped is not None else None
             places |= {treatment.moved_to}
         if treatment.leaves:
             places -= {place, *self._in_the_field(place, held)}

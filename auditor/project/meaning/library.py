@@ -215,7 +215,7 @@ def default(call: Call, position: Position) -> Treatment | None:
     if call.receiver is None or len(call.args) != 2 or position != 1:
         return None
     if call.method == "setdefault" and len(call.args[1][0]) == 1 and not is_temporary(call.receiver):
-        return Treatment(moved_to=(*call.receiver, ANY_ITEM), split=True)
+        return Treatment(result=(), moved_to=(*call.receiver, ANY_ITEM), split=True)
     return Treatment(result=(), split=True) if call.method in ("get", "pop") else None
 
 
