@@ -148,7 +148,9 @@ class Follower(Afterwards):
         leaks, elsewhere = refused or leaks, elsewhere and not refused
         detached = not endings.released and left_detached(op.at, self.function)
         ended_here = not rolled_back or bool(refused)
-        if elsewhere or detached or self._is_others_to_end(op, acquisition, endings, leaks, ended_here):
+        kept_inside = acquisition.inner and acquisition.keyed and not refused
+        others = kept_inside or self._is_others_to_end(op, acquisition, endings, leaks, ended_here)
+        if elsewhere or detached or others:
             elsewhere, leaks = True, ()
         lease = self._lease(op, acquisition, self._believed(node, op, acquisition, followed, leaks))
         lease = replace(
@@ -258,8 +260,7 @@ class Follower(Afterwards):
         """Whether somebody else sees to it, or nobody has to."""
         function = self.function
         return (
-            (acquisition.inner and acquisition.keyed)
-            or (self.in_test and self._made_for_the_test(op))
+            (self.in_test and self._made_for_the_test(op))
             or (self.in_test and expected_to_fail(op.at, function))
             or self._still_to_run(op, acquisition)
             or wound_back_by_others(function, self.effects.recogniser, op.at, acquisition.protocol)
