@@ -11,7 +11,7 @@ from auditor.flow.held import Held
 from auditor.flow.lease import Leak, Loss
 from auditor.flow.trace import SETTING, Station, path_by_its_own_failure, shortest_path, span_of, tell
 from auditor.ir.graph import Graph
-from auditor.ir.ops import RAISING, Assume, Call, Edge, Enter, Exit, Leave, Move, Op, is_temporary
+from auditor.ir.ops import RAISING, Assume, Call, Edge, Enter, Exit, Leave, Move, Op, Path, Store, is_temporary
 from auditor.model import Span, Step
 from auditor.project.code.guards import WITHS, caught_by, comes_and_goes, encloses, in_a_finally, swallows
 from auditor.project.code.modules import Function
@@ -59,7 +59,7 @@ class Losses:
         self.graph: Graph = function.graph
         self.effects = effects
         self.exceptions = exceptions
-        self._acquired_names: dict[str, tuple[str, ast.Call]] | None = None
+        self._acquired_names: dict[Path, tuple[str, ast.Call]] | None = None
 
     def leaks(self, site: int, followed: Followed) -> Iterable[Leak]:
         """Each kind of loss at each place once, with the path that leads there; the shortest path first."""
@@ -274,13 +274,9 @@ class Losses:
         for index, station in enumerate(path):
             op = self.graph.ops[station.node]
             if isinstance(op, Assume) and op.subject is not None and op.says_absent:
-                text, call = self._acquired().get(op.subject[0], (None, None))
+                text, call = self._acquired().get(op.subject, (None, None))
                 again = any(earlier.node == site for earlier in path[:index])
-                if (
-                    text is not None
-                    and len(op.subject) == 1
-                    and (again or call is not self.graph.ops[site].at)
-                ):
+                if text is not None and (again or call is not self.graph.ops[site].at):
                     return text
             if station.edge in RAISING and isinstance(op, Call) and station.node != site:
                 acquisition = self.effects.acquisition(op)
@@ -288,17 +284,17 @@ class Losses:
                     return acquisition.text
         return None
 
-    def _acquired(self) -> dict[str, tuple[str, ast.Call]]:
-        """Names bound from acquire calls, with the callee and the call."""
+    def _acquired(self) -> dict[Path, tuple[str, ast.Call]]:
+        """Names and fields bound from acquire calls, with the callee and the call."""
         if self._acquired_names is None:
-            names: dict[str, tuple[str, ast.Call]] = {}
+            names: dict[Path, tuple[str, ast.Call]] = {}
             for op in self.graph.ops:
                 if isinstance(op, Call):
                     acquisition = self.effects.acquisition(op)
                     if acquisition is not None:
-                        names[op.target[0]] = acquisition.text, op.at
-                elif isinstance(op, Move) and op.source[0] in names and len(op.target) == 1:
-                    names[op.target[0]] = names[op.source[0]]
+                        names[op.target] = acquisition.text, op.at
+                elif isinstance(op, Move | Store) and op.source in names:
+                    names[op.target] = names[op.source]
             self._acquired_names = names
         return self._acquired_names
 
