@@ -7,6 +7,7 @@ from auditor.flow.clauses import Fact, clause, decided, is_clause, literals, whe
 from auditor.flow.meanwhile import still_known, waits
 from auditor.ir.graph import Graph
 from auditor.ir.ops import (
+    RESULT,
     Assume,
     Await,
     Call,
@@ -80,7 +81,7 @@ def learn(graph: Graph, op: Op, known: Knowledge) -> Knowledge | None:
         case Call():
             return _called(graph, op, forget(graph, op.target, known))
         case EndStatement():
-            return frozenset(fact for fact in known if not any(key[0] == "%" for key in _keys(fact)))
+            return frozenset(fact for fact in known if not any(map(_is_passing, _keys(fact))))
         case Unpack(targets=targets):
             before = known
             for _, target in targets:
@@ -88,6 +89,12 @@ def learn(graph: Graph, op: Op, known: Knowledge) -> Knowledge | None:
             for component, target in targets:
                 known = _copy(known, target, (*op.source, component), before)
     return known
+
+
+def _is_passing(key: str) -> bool:
+    """About an intermediate value, which ends with its statement; the result is there until the function is
+    left."""
+    return key[0] == "%" and not key.startswith(RESULT[0])
 
 
 def _keys(fact: Fact) -> tuple[str, ...]:

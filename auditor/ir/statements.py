@@ -32,7 +32,8 @@ class StatementLowering(CleanupLowering):
         if node.value is None:
             self.builder.emit(Constant(node, RESULT, None))
         else:
-            self.builder.emit(Move(node, RESULT, self.value(node.value), portion_of(node.value)))
+            value = _as_a_choice(node.value)
+            self.builder.emit(Move(node, RESULT, self.value(value), portion_of(value)))
         self._end(node)
         self.builder.leave(Leave(node, Way.RETURN))
 
@@ -57,6 +58,17 @@ class StatementLowering(CleanupLowering):
             self.builder.emit(Fresh(node, (self.root(name),)))
 
     do_ImportFrom = do_Import
+
+
+def _as_a_choice(value: ast.expr) -> ast.expr:
+    """`True if plan.page is not None else False`: what is returned tells of the lease what an `if` would."""
+    match value:
+        case ast.Compare(
+            left=ast.Name() | ast.Attribute(), ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(None)]
+        ):
+            yes, no = (ast.copy_location(ast.Constant(said), value) for said in (True, False))
+            return ast.copy_location(ast.IfExp(value, yes, no), value)
+    return value
 
 
 ENDING = frozenset({("sys", "exit"), ("os", "_exit"), ("os", "abort")})

@@ -88,7 +88,7 @@ class WayOut:
         if table is None:
             return False
         if self.inner == ANY_ITEM:
-            return table[:-1] == self.container and table[-1][0] == "[" or table[0] in self.lists
+            return (table[:-1] == self.container and table[-1][0] == "[") or table[0] in self.lists
         return table[1:] != () and table[-1] == self.inner
 
     def _takes_the_next(self, call: int) -> bool:
@@ -256,7 +256,7 @@ def _lists_in(method: Function, container: Path) -> set[str]:
     found: set[str] = set()
     for op in method.graph.ops:
         match op:
-            case Move(source=(*table, piece), target=(name,)) if tuple(table) == container and piece[0] == "[":
+            case Move(source=(*table, piece), target=(name,)) if piece[0] == "[" and tuple(table) == container:
                 found.add(name)
             case Move(source=(one,), target=(name,)) if one in found:
                 found.add(name)

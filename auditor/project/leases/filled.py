@@ -29,7 +29,7 @@ def _filled(function: Function, source: Source, outcome: Outcome) -> Source | No
     if root == function.owner or root not in function.graph.parameters:
         return None
     rest = min(places, key=lambda path: (len(path), path))[1:]
-    if not rest or len(rest) >= FILLED or any(piece[0] == "[" and piece != ANY_ITEM for piece in rest):
+    if not rest or len(rest) >= FILLED or any(map(_is_one_of_a_list, rest)):
         return None
     return Source(
         source.protocol,
@@ -44,3 +44,8 @@ def _filled(function: Function, source: Source, outcome: Outcome) -> Source | No
         asked=outcome.asked,
         into=root,
     )
+
+
+def _is_one_of_a_list(piece: str) -> bool:
+    """`[0]`; not any of them, nor what a table has under a name."""
+    return piece[0] == "[" and piece != ANY_ITEM and piece[1] not in "\"'"

@@ -11,7 +11,20 @@ from auditor.flow.held import Held
 from auditor.flow.lease import Leak, Loss
 from auditor.flow.trace import SETTING, Station, path_by_its_own_failure, shortest_path, span_of, tell
 from auditor.ir.graph import Graph
-from auditor.ir.ops import RAISING, Assume, Call, Edge, Enter, Exit, Leave, Move, Op, Path, Store, is_temporary
+from auditor.ir.ops import (
+    RAISING,
+    Assume,
+    Call,
+    Edge,
+    Enter,
+    Exit,
+    Leave,
+    Move,
+    Op,
+    Path,
+    Store,
+    is_temporary,
+)
 from auditor.model import Span, Step
 from auditor.project.code.guards import WITHS, caught_by, comes_and_goes, encloses, in_a_finally, swallows
 from auditor.project.code.modules import Function

@@ -8,8 +8,10 @@ from auditor.flow.operands import operands
 from auditor.flow.places import spelled_out
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import Call, Constant, Fresh, Make, Path, is_temporary
-from auditor.project.code.calls import is_bound, parameter_for
+from auditor.project.code.bindings import told_by_position
+from auditor.project.code.calls import Calls, is_bound, parameter_for
 from auditor.project.code.candidates import ITERATORS
+from auditor.project.code.makers import made_for_it
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.named_twice import names_of_object
 from auditor.project.meaning.source import Source
@@ -28,6 +30,17 @@ def is_owed_here(function: Function, target: Function, call: ast.Call, source: S
                 return False
             return value.id in graph.fresh_roots.union(graph.parameters) - {function.owner}
     return False
+
+
+def is_made_for_it(calls: Calls, function: Function, target: Function, call: ast.Call, source: Source) -> bool:
+    """The argument is a record that another function has made for this one."""
+    bound = is_bound(target, call)
+    return any(
+        parameter_for(target, position, bound) == source.into
+        and isinstance(value, ast.Name)
+        and made_for_it(calls, function, value.id)
+        for position, value in told_by_position(call)
+    )
 
 
 def told_of(function: Function, call: Call, path: Path, value: Value) -> tuple[Path, ...]:

@@ -16,6 +16,7 @@ from auditor.project.meaning.borrowers import Called
 from auditor.project.meaning.contexts import entered_by_hand, says_when_entered
 from auditor.project.meaning.filling import (
     given_as,
+    is_made_for_it,
     is_owed_here,
     lent_in_turns,
     places_in_argument,
@@ -156,8 +157,10 @@ class Recogniser(Releases):
             found = None if alone else self._of_function(function, target, call)
             if found is not None and (found.into or found.helped):
                 sure = len(targets) == 1 and not self.calls.guessed(function, call)
-                if not sure or not (found.helped or is_owed_here(function, target, call, found)):
+                made = sure and bool(found.into) and is_made_for_it(self.calls, function, target, call, found)
+                if not sure or not (found.helped or made or is_owed_here(function, target, call, found)):
                     continue
+                found = replace(found, fresh=found.fresh or made)
             ways = [] if found is None else [replace(found, also=()), *found.also]
             ways = [
                 way for way in ways if not decided_otherwise(function, target, call, way.unless, way.asked)

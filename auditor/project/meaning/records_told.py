@@ -1,10 +1,11 @@
 """What a new object's fields are set to for sure: `Part(n, buffer, borrowed=True)`."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from auditor.flow.effects import Position
-from auditor.project.code.bindings import assigned_by, assignments, given_to
+from auditor.project.code.bindings import assigned_by, assignments, given_to, told_by_position
 from auditor.project.code.calls import Calls, constants_passed
 from auditor.project.code.kept_as_told import fields_of
 from auditor.project.code.modules import Class, Function
@@ -22,11 +23,43 @@ def constants_of_record(
     if made is None or not isinstance(cls, Class):
         return frozenset()
     told = fields_told(calls, cls, made)
+    texts = [cls.module.text, function.module.text] if _is_given_to_others(function, call, position) else []
+    texts += _methods_called(function, call, position, cls)
     return frozenset(
         (f"{name}.{field}", constant)
         for field, constant in told
-        if constant is None or isinstance(constant, bool)
+        if (constant is None or isinstance(constant, bool))
+        and not any(_sets(text, field) for text in texts)
     )
+
+
+def _methods_called(function: Function, call: ast.Call, position: Position, cls: Class) -> Iterator[str]:
+    """`plan.reserve(pool)`: what its methods set, written as of another object."""
+    told = dict(told_by_position(call)).get(position)
+    name = told.id if isinstance(told, ast.Name) else ""
+    for other in function.calls:
+        match other.func:
+            case ast.Attribute(value=ast.Name(id=owner), attr=method) if owner == name:
+                if (found := cls.methods.get(method)) is not None:
+                    yield found.text.replace("self.", "it.")
+
+
+def _is_given_to_others(function: Function, call: ast.Call, position: Position) -> bool:
+    """`reserve(plan)` before `retire(plan)` may set what was not set when it was made."""
+    told = dict(told_by_position(call)).get(position)
+    if not isinstance(told, ast.Name):
+        return False
+    return any(
+        isinstance(node, ast.Name) and node.id == told.id
+        for other in function.calls
+        if other is not call
+        for node in (*other.args, *(keyword.value for keyword in other.keywords))
+    )
+
+
+def _sets(text: str, field: str) -> bool:
+    """`plan.send = lease`, `plan.send, plan.recv = both`; not `self.send = None`."""
+    return re.search(rf"(?<!self)\.{field}\b(?:, [\w.]+)* = ", text) is not None
 
 
 def _made(function: Function, call: ast.Call, position: Position) -> ast.Call | None:
