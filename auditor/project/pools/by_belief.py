@@ -91,8 +91,16 @@ def proposed_pairs(
     lending = [pair for pair, _ in found if pair.acquires[0].handle is Handle.RESULT]
     for pair, begun in found:
         counts = any(change.did in COUNTED for change in begun)
-        if counts or not _is_told_what_is_lent(pair, lending):
+        wraps = pair not in lending and _asks_one_of_them(pair, lending)
+        if not wraps and (counts or not _is_told_what_is_lent(pair, lending)):
             yield pair
+
+
+def _asks_one_of_them(pair: Pair, lending: Sequence[Pair]) -> bool:
+    """`draw_pair(size)` calls `self.draw(size)` twice: it is no half, and is followed."""
+    begins = pair.acquires[0].function
+    takers = {half.function.name for each in lending for half in each.acquires}
+    return any(own_attribute(call.func, begins.owner or "") in takers for call in begins.calls)
 
 
 def _without(
@@ -148,11 +156,18 @@ def _pairs_begun(
 
 
 def _lends_alike(begins: Function, other: Function, asked: Mapping[Function, list[Change]]) -> bool:
-    """`at_least(number)` beside `current()`: it does the same, and returns the same, where it may."""
+    """`at_least(number)` beside `current()`: it does the same, and returns the same, where it may, or both
+    return what they take out."""
     did = {(change.way, change.did) for change in asked[begins]}
     lent, its = _answers(begins), _answers(other)
     alike = did == {(change.way, change.did) for change in asked[other]}
-    return other is not begins and alike and bool(lent) and lent == its
+    same = bool(lent) and (lent == its or (_hands_out(begins) and _hands_out(other)))
+    return other is not begins and alike and same
+
+
+def _hands_out(method: Function) -> bool:
+    work = field_work(method)
+    return work.hands_out({id(node) for _, node in work.taken})
 
 
 def _answers(method: Function) -> set[str]:
