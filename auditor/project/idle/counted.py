@@ -27,6 +27,7 @@ def counted(works: Sequence[FieldWork]) -> tuple[frozenset[str], frozenset[str]]
     }
     counters = {name for work in works for name, way in work.counted if way > 0}
     counters |= {name for work in works for name, way, _ in work.amounts if way > 0}  # of bytes
+    counters |= {name for work in works for name, way, _, _ in work.balances if way > 0}  # for each host
     made = {name for name in counters - lent if _counts_what_it_makes(works, name, lent)}
     return (frozenset(lent), frozenset(made)) if lent and made else (frozenset(), frozenset())
 
@@ -52,8 +53,13 @@ def _changing(work: FieldWork, counter: str, way: type[ast.operator]) -> Iterato
         for statement in suite:
             match statement:
                 case ast.AugAssign(target=target, op=op) if isinstance(op, way):
-                    if own_attribute(target, own) == counter:
+                    if counted_field(target, own) == counter:
                         yield suite
+
+
+def counted_field(target: ast.expr, own: str) -> str | None:
+    """`made` of `self.made`, and of `self.made[host]`."""
+    return own_attribute(target.value if isinstance(target, ast.Subscript) else target, own)
 
 
 def _without_guards(suite: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -113,6 +119,6 @@ def _is_limited(work: FieldWork, counter: str) -> bool:
                 left=left, ops=[ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE()], comparators=[right]
             ):
                 terms = [part for side in (left, right) for part in _terms(side)]
-                if any(own_attribute(part, own) == counter for part in terms):
+                if any(counted_field(part, own) == counter for part in terms):
                     return True
     return False

@@ -41,7 +41,7 @@ CLOSING = re.compile(r"a?close(?:_\w+)?|terminate|shut(?:_?down)?|disconnect|kil
 
 
 def _writes(function: Function, fields: Set[str]) -> bool:
-    return any(
+    return any(name in fields for name, *_ in field_work(function).balances) or any(
         isinstance(node, ast.Attribute) and node.attr in fields and not isinstance(node.ctx, ast.Load)
         for node in function.nodes
     )
@@ -61,7 +61,7 @@ class TakenHere:
 
     def counts_another(self, op: InPlace) -> bool:
         """`self._made += 1`: one more is made, and this one is still counted."""
-        counter = op.target[-1].lstrip(".") in self.store.counters
+        counter = any(piece.lstrip(".") in self.store.counters for piece in op.target[1:])
         return counter and isinstance(op.at, ast.AugAssign) and isinstance(op.at.op, ast.Add)
 
     @cached_property
@@ -73,7 +73,11 @@ class TakenHere:
             bool(counters)
             and not ENDING_THE_POOL.fullmatch(self.function.name)
             and not _writes(self.function, counters)
-            and any(field in counters and way < 0 for work in self.store.works for field, way in work.counted)
+            and any(
+                field in counters and way < 0
+                for work in self.store.works
+                for field, way, *_ in (*work.counted, *work.balances)
+            )
         )
 
     def says_nothing(self, op: InPlace | Store) -> bool:
