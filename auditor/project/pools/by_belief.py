@@ -54,6 +54,9 @@ SHARED = re.compile(
 EVERYDAY = frozenset({"tell", "seek", "flush", "read", "write", "append", "extend"})
 """What every file and list has begins nothing."""
 
+ACK = re.compile(r"(?:ack|acknowledge|acked)(?:_|$)")
+"""Names of what says that a message has been read."""
+
 COUNTED = frozenset({Did.MORE, Did.LESS, Did.HELD})
 RELEASING = Name("release", frozenset())
 
@@ -88,6 +91,9 @@ def proposed_pairs(
     begins = {pair.acquires[0].function for pair, _ in found}
     rest = [each for each in halves if each not in begins]
     found += [(pair, []) for pair in _called_so(model, name, cls, rest, list(asked))]
+    begins |= {pair.acquires[0].function for pair, _ in found}
+    rest = [each for each in asked if each not in begins]
+    found += [(pair, []) for pair in _told_back(model, name, cls, rest, list(asked))]
     lending = [pair for pair, _ in found if pair.acquires[0].handle is Handle.RESULT]
     for pair, begun in found:
         counts = any(change.did in COUNTED for change in begun)
@@ -201,6 +207,32 @@ def _called_so(
                 Half(each, RELEASING, argument=way.end) for each, way in zip(ends, told, strict=True) if way
             )
             yield Pair(f"{name}.{begins.name}()", cls, (half,), tuple(back), proposed=True)
+
+
+def _told_back(
+    model: ClassModel, name: str, cls: Class | None, rest: Sequence[Function], changing: Sequence[Function]
+) -> Iterator[Pair]:
+    """`open_cell(reader)` moves on a cursor and returns a cell, and more than one of its users tells it to
+    `ack(cell)`: what the one does to the ring says nothing of the other, and what they are called does."""
+    for begins in rest:
+        if cls is None or not returns_something(begins) or take_apart(begins.name, RELEASE_WORDS) is not None:
+            continue
+        told_there = {*own_parameters(begins)}  # `run, rest = runs.cut(run, n)`
+        ends = [each for each in changing if each is not begins and _is_called_an_end(each)]
+        ends = [each for each in ends if told_there.isdisjoint(own_parameters(each)[:1])]
+        ends = [each for each in ends if asked_in_turn(model, begins, each, at_least=2)]
+        told = [told_of(model, begins, each) for each in ends]
+        if ends and all(each is not None and each.handle is Handle.RESULT for each in told):
+            half = Half(begins, ACQUIRING, value=value_of(begins), by_shape=True)
+            back = (
+                Half(each, RELEASING, argument=way.end) for each, way in zip(ends, told, strict=True) if way
+            )
+            yield Pair(f"{name}.{begins.name}()", cls, (half,), tuple(back), proposed=True)
+
+
+def _is_called_an_end(method: Function) -> bool:
+    told = bool(own_parameters(method))
+    return told and (ACK.match(method.name) is not None or take_apart(method.name, RELEASE_WORDS) is not None)
 
 
 def _is_told_what_is_lent(pair: Pair, lending: Sequence[Pair]) -> bool:

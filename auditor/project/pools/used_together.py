@@ -66,14 +66,16 @@ def _of_itself(method: Function, half: Function) -> list[ast.Call]:
     ]
 
 
-def asked_in_turn(model: ClassModel, begins: Function, ends: Function) -> bool:
+def asked_in_turn(model: ClassModel, begins: Function, ends: Function, *, at_least: int = 1) -> bool:
     """Whether functions that are no tests ask for the one first and then for the other, of the same thing,
     and not as many the other way round; classes, in the order of their methods, for two that are told
     alike, `_reserve(n)` asks for the one, and `_settle(n)` for the other, or of which one is told what the
-    other makes."""
-    by_functions = (
+    other makes. `at_least` so many functions."""
+    by_functions = [
         turn for function in _users(model, begins, ends) for turn in _turns([function], begins, ends)
-    )
+    ]
+    if at_least > 1:
+        return sum(by_functions) >= at_least and _mostly(by_functions)
     alike = told_alike(begins, ends) or is_told_what_it_makes(begins, ends)
     return (
         _mostly(by_functions)
