@@ -103,6 +103,8 @@ _USED = re.compile(
     rb"\.((?:\w+_)?(?:refs?|refcount|refcnt|references|pins|uses|users|readers|holders|borrowers|sharers"
     rb"|load|active|in_?flight|outstanding|pending|running|leases|sessions|streams))$"
 )
+_SET_TOGETHER = re.compile(rb"self\.(\w++)(?:, self\.\w++)++ = [a-z_]\w*+\n")
+"""`self.top, self.live = mark`"""
 _CUT_SPAN = re.compile(rb"\] = \(\w+ \+ (\w+), \w+ - \1\)")
 """A gap of which the first part goes: `self.gaps[at] = (start + n, length - n)`."""
 
@@ -159,6 +161,7 @@ def works_both_ways(text: Searched) -> bool:
         or _stated(data)
         or any({*pair} <= notes["raised"] and pair[0] != pair[1] for pair in _RECKONED.findall(data))
         or any(b" = self.%b\n" % mark in data for mark in kept)
+        or any(name in notes["raised"] | notes["more"] for name in _SET_TOGETHER.findall(data))
         or (text.has(b"notify") and not _set_both_ways(data).isdisjoint(_WAITED_FOR.findall(data)))
     )
 

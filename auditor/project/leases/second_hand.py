@@ -112,6 +112,8 @@ def _given_back(
             for target in recogniser.calls.targets(function, call)[0]
             if target in recogniser.releasing
         ]
+        if len(pairs) == 1 and _lends(pairs[0]) and (ended := _ends_itself(recogniser, function, call)):
+            yield ended, pairs[0]
         for position, argument in enumerate(call.args) if len(pairs) == 1 and _lends(pairs[0]) else ():
             match argument:
                 case ast.Name(id=name):
@@ -124,6 +126,17 @@ def _given_back(
                     continue
             if recogniser.releases(function, call, position):
                 yield thing, pairs[0]
+
+
+def _ends_itself(recogniser: Recogniser, function: Function, call: ast.Call) -> Path | None:
+    """`segment.surrender()`, of a local name."""
+    targets = recogniser.calls.targets(function, call)[0]
+    halves = [recogniser.releasing[target][1] for target in targets if target in recogniser.releasing]
+    match call.func:
+        case ast.Attribute(value=ast.Name(id=name)) if name != function.owner and name not in function.parameters:
+            if halves and all(half.handle is Handle.RECEIVER for half in halves):
+                return (name,)
+    return None
 
 
 def _got(

@@ -24,6 +24,7 @@ from auditor.project.pools.used_together import Told, asked_in_turn, told_alike,
 from auditor.project.shapes.changes import Change, Did
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.pool_state import own_parameters
+from auditor.project.shapes.positions import positions
 from auditor.project.shapes.ways import MODULE, SELF, Helpers, Ways
 from auditor.protocols.vocabulary import RELEASE_WORDS, Name, pairs_with, take_apart
 
@@ -94,6 +95,7 @@ def proposed_pairs(
     begins |= {pair.acquires[0].function for pair, _ in found}
     rest = [each for each in asked if each not in begins]
     found += [(pair, []) for pair in _told_back(model, name, cls, rest, list(asked))]
+    found += [(pair, []) for pair in _gone_back_to(model, name, cls, halves)]
     lending = [pair for pair, _ in found if pair.acquires[0].handle is Handle.RESULT]
     for pair, begun in found:
         counts = any(change.did in COUNTED for change in begun)
@@ -228,6 +230,18 @@ def _told_back(
                 Half(each, RELEASING, argument=way.end) for each, way in zip(ends, told, strict=True) if way
             )
             yield Pair(f"{name}.{begins.name}()", cls, (half,), tuple(back), proposed=True)
+
+
+def _gone_back_to(
+    model: ClassModel, name: str, cls: Class | None, halves: Sequence[Function]
+) -> Iterator[Pair]:
+    """`mark = arena.mark()`, and `arena.rewind(mark)` gives back what was carved since."""
+    for begins, ends in positions(halves) if cls is not None else ():
+        told = told_of(model, begins, ends)
+        if told is not None and told.handle is Handle.RESULT and asked_in_turn(model, begins, ends):
+            half = Half(begins, ACQUIRING, value=Value.OBJECT, by_shape=True)
+            back = Half(ends, RELEASING, argument=told.end)
+            yield Pair(f"{name}.{begins.name}()", cls, (half,), (back,), proposed=True)
 
 
 def _is_called_an_end(method: Function) -> bool:
