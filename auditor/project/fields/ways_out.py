@@ -256,7 +256,9 @@ def _lists_in(method: Function, container: Path) -> set[str]:
     found: set[str] = set()
     for op in method.graph.ops:
         match op:
-            case Move(source=(*table, piece), target=(name,)) if piece[0] == "[" and tuple(table) == container:
+            case Move(source=(*table, piece), target=(name,)) if (
+                piece[0] == "[" and tuple(table) == container
+            ):
                 found.add(name)
             case Move(source=(one,), target=(name,)) if one in found:
                 found.add(name)

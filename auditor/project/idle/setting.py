@@ -76,7 +76,7 @@ class TakenHere:
             and any(
                 field in counters and way < 0
                 for work in self.store.works
-                for field, way, *_ in (*work.counted, *work.balances)
+                for field, way in (*work.counted, *((name, way) for name, way, _, _ in work.balances))
             )
         )
 

@@ -133,7 +133,9 @@ def _ends_itself(recogniser: Recogniser, function: Function, call: ast.Call) -> 
     targets = recogniser.calls.targets(function, call)[0]
     halves = [recogniser.releasing[target][1] for target in targets if target in recogniser.releasing]
     match call.func:
-        case ast.Attribute(value=ast.Name(id=name)) if name != function.owner and name not in function.parameters:
+        case ast.Attribute(value=ast.Name(id=name)) if (
+            name != function.owner and name not in function.parameters
+        ):
             if halves and all(half.handle is Handle.RECEIVER for half in halves):
                 return (name,)
     return None

@@ -32,7 +32,9 @@ def is_owed_here(function: Function, target: Function, call: ast.Call, source: S
     return False
 
 
-def is_made_for_it(calls: Calls, function: Function, target: Function, call: ast.Call, source: Source) -> bool:
+def is_made_for_it(
+    calls: Calls, function: Function, target: Function, call: ast.Call, source: Source
+) -> bool:
     """The argument is a record that another function has made for this one."""
     bound = is_bound(target, call)
     return any(

@@ -28,8 +28,7 @@ def constants_of_record(
     return frozenset(
         (f"{name}.{field}", constant)
         for field, constant in told
-        if (constant is None or isinstance(constant, bool))
-        and not any(_sets(text, field) for text in texts)
+        if (constant is None or isinstance(constant, bool)) and not any(_sets(text, field) for text in texts)
     )
 
 

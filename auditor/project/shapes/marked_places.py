@@ -15,9 +15,13 @@ from auditor.source.nodes import walk
 MEASURING = frozenset({"range", "len", "min", "max", "islice", "arange"})
 """Functions which what says how many is given to."""
 
-ONCE = frozenset({"seen", "visited", "done", "sent", "dirty", "ready", "loaded", "valid", "finished", "marked",
-                  "checked", "enabled", "active", "stale", "visible", "alive", "pinned"})  # fmt: skip
+HAPPENED = frozenset({"seen", "visited", "done", "sent", "dirty", "ready", "loaded", "finished", "checked",
+                      "enabled", "stale", "visible"})  # fmt: skip
 """Words in the names of fields that say what has happened to a place, and not who has it."""
+
+
+def says_what_happened(field: str) -> bool:
+    return not HAPPENED.isdisjoint(split(field))
 
 
 def marks(work: FieldWork, put: Put) -> bool:
@@ -81,13 +85,14 @@ def finds_a_place(function: Function, partners: Sequence[Function]) -> bool:
 
 def keeps_count(taker: FieldWork, giver: FieldWork, field: str, on: bool, begun: Sequence[FieldWork]) -> bool:
     """Whether the field says what is in use: a number's bits do, and a table of who has what; a set is called
-    so, or is full at first if what is taken leaves it, or all off if that is marked there; else the methods are called like halves of a pair."""
+    so, or is full at first if what is taken leaves it, or all off if that is marked there; else the methods
+    are called like halves of a pair."""
     marked = [each for each in taker.marked if each.field == field]
     if any(each.bit or (each.on and each.value is not None) for each in marked):
         return True
     called = (USED if on else FREE).isdisjoint(split(field))
     free = not on and (full_at_first(begun, taker.method, field) or true_at_first(begun, field))
-    free = free or (on and false_at_first(begun, field) and ONCE.isdisjoint(split(field)))
+    free = free or (on and false_at_first(begun, field) and not says_what_happened(field))
     return not called or free or ends(giver.method.name, taker.method.name)
 
 

@@ -34,6 +34,7 @@ from auditor.project.shapes.marked_places import (
     marked_fields,
     marks,
     marks_back,
+    says_what_happened,
     searches_and_marks,
 )
 from auditor.project.shapes.markings import FREE
@@ -202,7 +203,8 @@ def _counters(begun: Sequence[FieldWork]) -> set[str]:
 
 
 def _places(lending: Sequence[FieldWork], given: Sequence[FieldWork]) -> Iterator[Shape]:
-    for name in sorted({put.field for work in lending for put in work.put if put.key is not None}):
+    fields = {put.field for work in lending for put in work.put if put.key is not None}
+    for name in sorted(each for each in fields if not says_what_happened(each)):
         takers = [work for work in lending if any(marks(work, put) for put in work.put if put.field == name)]
         givers = [work for work in given if any(clears(work, put) for put in work.put if put.field == name)]
         if takers and givers:
