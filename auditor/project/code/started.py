@@ -38,6 +38,9 @@ def started(
     target = model.callee(function, callee)
     if not isinstance(target, Function) or target.is_abstract:
         return None
+    named, below = (position, rest) if first is not None else (_key(position, rest), rest[1:])
+    if isinstance(named, str):
+        return (target, named, below) if named in target.parameters else None
     if first is not None and isinstance(position, int):
         index, inner = position - first, rest
     elif first is None and rest and rest[0][1:-1].isdigit():
@@ -49,6 +52,12 @@ def started(
     if not 0 <= index < len(target.parameters):
         return None
     return target, target.parameters[index], inner
+
+
+def _key(position: Position, rest: Path) -> str | None:
+    """`slot` of `Thread(target=self.work, kwargs={"slot": slot})`."""
+    key = rest[0] if position == "kwargs" and rest else ""
+    return key[2:-2] if key.startswith(("['", '["')) else None
 
 
 def as_a_task(

@@ -7,7 +7,7 @@ nothing changes."""
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 
@@ -18,9 +18,9 @@ from auditor.flow.indirect import AT
 from auditor.flow.knowledge import NOTHING as NONE_KNOWN
 from auditor.flow.knowledge import Knowledge
 from auditor.flow.limits import TooManyStates
-from auditor.flow.trace import shortest_path
-from auditor.ir.graph import TooLarge
-from auditor.ir.ops import ANY_ITEM, RESULT, Assume, Leave, Path, Way
+from auditor.flow.trace import Station, shortest_path
+from auditor.ir.graph import Graph, TooLarge
+from auditor.ir.ops import ANY_ITEM, RAISING, RESULT, Assume, Call, Leave, Path, Way
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Function
@@ -82,6 +82,10 @@ class Answer:
 
 NOTHING = Answer()
 NOT_TOLD = Answer(Fate.UNKNOWN)
+
+
+FAILURE = frozenset({"<failure>"})
+"""What decides where the function handles a failure and leaves the lease as it is."""
 
 
 class Summaries:
@@ -220,7 +224,15 @@ def _callers_choice(
         arranged = not names.isdisjoint({*own, question.place[0]}) or not all(map(HAPPENED.search, fields))
         if names & asked and not (fields and arranged):
             return frozenset(names & asked)
+        if not assumed and _after_a_failure(question.function.graph, path, followed.endings.released):
+            return FAILURE
     return frozenset()
+
+
+def _after_a_failure(graph: Graph, path: Iterable[Station], released: Container[int]) -> bool:
+    """`except OSError: return`, where what failed was the work with the lease and not its end."""
+    failed = [station.node for station in path if station.edge in RAISING]
+    return bool(failed) and all(isinstance(graph.ops[node], Call) and node not in released for node in failed)
 
 
 def _absent_together(op: Assume, lease: str) -> frozenset[str]:
