@@ -161,6 +161,11 @@ SETS = (
     "pinmakers",
     "bellfounders",
     "saltmakers",
+    "ropemakers",
+    "raftsmen",
+    "lockmakers",
+    "capstans",
+    "windlasses",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}
