@@ -91,6 +91,7 @@ class TakenOut(InPart):
                 way.taken is None
                 or (acquisition.foreign and getattr(getattr(way.taken, "func", None), "attr", "") == "clear")
                 or way.is_told_apart()
+                or way.is_put_over()
                 or is_swept(method, path[1][1:], way.taken, outcome.function)
                 or is_made_of_its_own(method, way.taken, path[1][1:])
             ):

@@ -203,6 +203,17 @@ class WayOut:
             or (around is not None and self._is_gathered_in(around))
         )
 
+    def is_put_over(self) -> bool:
+        """`self.grants = grants`, of a list that has been filled here, and nobody has the one before: there
+        may have been none in that."""
+        if any(place[0] != self.container[0] for place in self.held.places):
+            return False
+        match self.taken:
+            case ast.Attribute() as target:
+                given = (value for each, value in assignments(self.method) if each is target)
+                return any(isinstance(value, ast.Name) for value in given)
+        return False
+
     def _goes_over_it(self, at: ast.AST) -> bool:
         """`for host in table: give(host)`, of a `table` that was taken out as a whole."""
         loop = self._loop_around(at)

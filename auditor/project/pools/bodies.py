@@ -91,7 +91,34 @@ def lends(function: Function, partners: list[Function]) -> bool:
         return False
     told = own_parameters(function)
     itself = given_back_itself(function, partners) or _returns_what_it_is_told(function, partners)
+    itself = itself or _returns_a_record_of_it(function, partners)
     return bool(partners) and (not told or itself)
+
+
+def _returns_a_record_of_it(function: Function, partners: list[Function]) -> bool:
+    """`lock(key)` returns `Grant(key, owner)`, and `unlock(grant)` reads `grant.key`."""
+    told = own_parameters(function)
+    returned = (node.value for node in function.statements if isinstance(node, ast.Return))
+    made = any(
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Name)
+        and value.func.id.lstrip("_")[:1].isupper()
+        and any(isinstance(each, ast.Name) and each.id in told for each in value.args)
+        for value in returned
+    )
+    return made and all(
+        isinstance(node, ast.Attribute)
+        for partner in partners
+        for name in own_parameters(partner)[:1]
+        for node in _readings(partner, name)
+    )
+
+
+def _readings(function: Function, name: str) -> list[ast.AST]:
+    """`grant.key` where that is all that is asked of it, else the name itself."""
+    fields = {id(node.value): node for node in function.nodes if isinstance(node, ast.Attribute)}
+    named = [node for node in function.of_kind(ast.Name) if node.id == name]
+    return [fields.get(id(node), node) for node in named]
 
 
 def _returns_what_it_is_told(function: Function, partners: list[Function]) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from auditor.flow.effects import Handle, Position
-from auditor.project.code.bindings import own_attribute
+from auditor.project.code.bindings import own_attribute, root_of
 from auditor.project.code.candidates import may_end_elsewhere, may_have_shape, names_pair, names_undo
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.given_functions import handed_out
@@ -90,6 +90,11 @@ WORKING = re.compile(r"_*(?:process|handle|execute|run)_")
 
 PUTTING_AWAY = frozenset({"delete", "remove", "save", "dump", "archive", "backup", "snapshot", "store"})
 """What `restore` undoes, of whatever is named behind it."""
+
+STRIKING_OFF = frozenset(
+    {"delete", "del", "remove", "discard", "unlink", "rm", "pop", "expire", "hdel", "srem"}
+)
+"""Words in the names of what takes an entry out of another object, be it far away."""
 
 
 def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
@@ -390,8 +395,22 @@ def _gives_back(function: Function, acquiring: Name) -> bool:
         return not only_passes(function)
     if _is_told_no_lease(function):
         return False
-    return changes_state(function) or any(
-        RELEASING.fullmatch(name) or take_apart(name, RELEASE_WORDS) for name in called(function)
+    return (
+        changes_state(function)
+        or any(RELEASING.fullmatch(name) or take_apart(name, RELEASE_WORDS) for name in called(function))
+        or _strikes_off_elsewhere(function)
+    )
+
+
+def _strikes_off_elsewhere(function: Function) -> bool:
+    """`self.kv.delete_if(grant.key, grant.owner)`, of what it is told."""
+    told = set(own_parameters(function))
+    return any(
+        isinstance(call.func, ast.Attribute)
+        and own_attribute(call.func.value, function.owner or "") is not None
+        and not STRIKING_OFF.isdisjoint(split(call.func.attr))
+        and any(root_of(each) in told for each in call.args)
+        for call in function.calls
     )
 
 
