@@ -240,7 +240,7 @@ WRONG_BESIDE_LABELS = {
 }
 """Lines without a label at which something is told all the same, and wrongly."""
 
-OLDEST = 134
+OLDEST = 135
 """So many of the first sets, most of the time of all, are judged by `make fuzz` alone."""
 
 
