@@ -7,6 +7,7 @@ from auditor.flow.decisive import decisive
 from auditor.flow.emptied_slots import emptied_slots
 from auditor.flow.follow import Followed
 from auditor.flow.held import Held
+from auditor.flow.named_containers import named_containers
 from auditor.flow.trace import Station, shortest_path
 from auditor.ir.calls import LOGGING
 from auditor.ir.ops import ANY_ITEM, Assume, Await, Call, Delete, Edge, Leave, Move, Next, Op, Path, Store
@@ -264,18 +265,8 @@ def _keys(method: Function, container: Path) -> Iterator[str]:
 
 def _lists_in(method: Function, container: Path) -> set[str]:
     """`idle` of `idle = self.idle[key]` and `idle = self.idle.setdefault(key, [])`."""
-    found: set[str] = set()
-    for op in method.graph.ops:
-        match op:
-            case Move(source=(*table, piece), target=(name,)) if (
-                piece[0] == "[" and tuple(table) == container
-            ):
-                found.add(name)
-            case Move(source=(one,), target=(name,)) if one in found:
-                found.add(name)
-            case Call(receiver=table, method="get" | "setdefault", target=(name,)) if table == container:
-                found.add(name)
-    return found
+    named = named_containers(method.graph.ops)
+    return {name[0] for name, place in named.items() if place == (*container, ANY_ITEM)}
 
 
 def _asks_for_none(test: ast.expr) -> bool:

@@ -15,8 +15,15 @@ from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.also_ended import also_ended
 from auditor.project.pools.bodies import piles_up_what_it_is_told, returns_something
+from auditor.project.pools.by_their_users import (
+    ACQUIRING,
+    RELEASING,
+    called_so,
+    gone_back_to,
+    told_back,
+)
 from auditor.project.pools.counterparts import Moves, answers
-from auditor.project.pools.halves import LENDING, STRONG, Half, Pair, acquiring_half
+from auditor.project.pools.halves import LENDING, Half, Pair, acquiring_half
 from auditor.project.pools.lasting import lasting, undoing
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.parts_lent import part_lent
@@ -24,9 +31,8 @@ from auditor.project.pools.used_together import Told, asked_in_turn, told_alike,
 from auditor.project.shapes.changes import Change, Did
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.pool_state import own_parameters
-from auditor.project.shapes.positions import positions
 from auditor.project.shapes.ways import MODULE, SELF, Helpers, Ways
-from auditor.protocols.vocabulary import RELEASE_WORDS, Name, pairs_with, take_apart
+from auditor.protocols.vocabulary import RELEASE_WORDS, Name, take_apart
 
 ENDING = re.compile(
     r" -=? |\.pop|\bdel |\.remove\(|\.discard\(|heappop| = (?:None|False|True|0)\b|\.release\(|&|\[[^\n]*:"
@@ -36,7 +42,6 @@ ENDING = re.compile(
 )
 """What some method of such a class does, asked of its text before its methods are read."""
 
-ACQUIRING = Name("acquire", frozenset())
 COUNTING = Name("incr", frozenset())
 SHOWING = re.compile(
     r"(?:get(?!_(?:up|off|out|rid|down|away)(?:_|$))|set(?!_(?:free|down|loose|back)(?:_|$))"
@@ -55,11 +60,7 @@ SHARED = re.compile(
 EVERYDAY = frozenset({"tell", "seek", "flush", "read", "write", "append", "extend"})
 """What every file and list has begins nothing."""
 
-ACK = re.compile(r"(?:ack|acknowledge|acked)(?:_|$)")
-"""Names of what says that a message has been read."""
-
 COUNTED = frozenset({Did.MORE, Did.LESS, Did.HELD})
-RELEASING = Name("release", frozenset())
 
 
 def proposed_pairs(
@@ -91,11 +92,11 @@ def proposed_pairs(
     ]
     begins = {pair.acquires[0].function for pair, _ in found}
     rest = [each for each in halves if each not in begins]
-    found += [(pair, []) for pair in _called_so(model, name, cls, rest, list(asked))]
+    found += [(pair, []) for pair in called_so(model, name, cls, rest, list(asked))]
     begins |= {pair.acquires[0].function for pair, _ in found}
     rest = [each for each in asked if each not in begins]
-    found += [(pair, []) for pair in _told_back(model, name, cls, rest, list(asked))]
-    found += [(pair, []) for pair in _gone_back_to(model, name, cls, halves)]
+    found += [(pair, []) for pair in told_back(model, name, cls, rest, list(asked))]
+    found += [(pair, []) for pair in gone_back_to(model, name, cls, halves)]
     lending = [pair for pair, _ in found if pair.acquires[0].handle is Handle.RESULT]
     for pair, begun in found:
         counts = any(change.did in COUNTED for change in begun)
@@ -181,72 +182,6 @@ def _hands_out(method: Function) -> bool:
 def _answers(method: Function) -> set[str]:
     returned = field_work(method).returned
     return {ast.unparse(value) for value in returned if not isinstance(value, ast.Constant)}
-
-
-def _called_so(
-    model: ClassModel, name: str, cls: Class | None, rest: Sequence[Function], changing: Sequence[Function]
-) -> Iterator[Pair]:
-    """`acquire_read(number)`, which only shows what `release_read(chunk)` counts down: who filled it has said
-    how many there will be."""
-    for begins in rest:
-        taking = take_apart(begins.name, STRONG)
-        if taking is None or cls is None or not returns_something(begins):
-            continue
-        ends = [
-            each
-            for each in changing
-            if each is not begins
-            and own_parameters(each)
-            and (giving := take_apart(each.name, RELEASE_WORDS)) is not None
-            and pairs_with(taking, giving)
-            and taking.affix == giving.affix
-            and asked_in_turn(model, begins, each)
-        ]
-        told = [told_of(model, begins, each) for each in ends]
-        if ends and all(each is not None and each.handle is Handle.RESULT for each in told):
-            half = Half(begins, ACQUIRING, value=value_of(begins), by_shape=True)
-            back = (
-                Half(each, RELEASING, argument=way.end) for each, way in zip(ends, told, strict=True) if way
-            )
-            yield Pair(f"{name}.{begins.name}()", cls, (half,), tuple(back), proposed=True)
-
-
-def _told_back(
-    model: ClassModel, name: str, cls: Class | None, rest: Sequence[Function], changing: Sequence[Function]
-) -> Iterator[Pair]:
-    """`open_cell(reader)` moves on a cursor and returns a cell, and more than one of its users tells it to
-    `ack(cell)`: what the one does to the ring says nothing of the other, and what they are called does."""
-    for begins in rest:
-        if cls is None or not returns_something(begins) or take_apart(begins.name, RELEASE_WORDS) is not None:
-            continue
-        told_there = {*own_parameters(begins)}  # `run, rest = runs.cut(run, n)`
-        ends = [each for each in changing if each is not begins and _is_called_an_end(each)]
-        ends = [each for each in ends if told_there.isdisjoint(own_parameters(each)[:1])]
-        ends = [each for each in ends if asked_in_turn(model, begins, each, at_least=2)]
-        told = [told_of(model, begins, each) for each in ends]
-        if ends and all(each is not None and each.handle is Handle.RESULT for each in told):
-            half = Half(begins, ACQUIRING, value=value_of(begins), by_shape=True)
-            back = (
-                Half(each, RELEASING, argument=way.end) for each, way in zip(ends, told, strict=True) if way
-            )
-            yield Pair(f"{name}.{begins.name}()", cls, (half,), tuple(back), proposed=True)
-
-
-def _gone_back_to(
-    model: ClassModel, name: str, cls: Class | None, halves: Sequence[Function]
-) -> Iterator[Pair]:
-    """`mark = arena.mark()`, and `arena.rewind(mark)` gives back what was carved since."""
-    for begins, ends in positions(halves) if cls is not None else ():
-        told = told_of(model, begins, ends)
-        if told is not None and told.handle is Handle.RESULT and asked_in_turn(model, begins, ends):
-            half = Half(begins, ACQUIRING, value=Value.OBJECT, by_shape=True)
-            back = Half(ends, RELEASING, argument=told.end)
-            yield Pair(f"{name}.{begins.name}()", cls, (half,), (back,), proposed=True)
-
-
-def _is_called_an_end(method: Function) -> bool:
-    told = bool(own_parameters(method))
-    return told and (ACK.match(method.name) is not None or take_apart(method.name, RELEASE_WORDS) is not None)
 
 
 def _is_told_what_is_lent(pair: Pair, lending: Sequence[Pair]) -> bool:

@@ -23,7 +23,8 @@ from auditor.flow.effects import Handle, Position
 from auditor.project.code.bindings import TEST_FILE, awaited, root_of, told_by_position
 from auditor.project.code.modules import Function, Module, last_part
 from auditor.project.pools.bodies import returns_something
-from auditor.project.pools.by_belief import ACQUIRING, RELEASING, SHARED, SHOWING
+from auditor.project.pools.by_belief import SHARED, SHOWING
+from auditor.project.pools.by_their_users import ACQUIRING, RELEASING
 from auditor.project.pools.halves import LENDING, STRONG, Half, Pair
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.shapes.changes import UNDONE_BY, Change, Did, all_changes
