@@ -31,6 +31,15 @@ class Held:
     noted: frozenset[Path] = frozenset()
     counted: bool = False
     parted: bool = False
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        """Hashed once: a step of the analysis looks up its state five times."""
+        flags = self.lent, self.stale, self.kept, self.counted, self.parted
+        object.__setattr__(self, "_hash", hash((self.places, self.maybe, self.seen, self.noted, flags)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def to_come(self) -> bool:

@@ -34,9 +34,13 @@ key that begins with `|` that one of two facts holds (`clauses`)."""
 NOTHING: Knowledge = frozenset()
 FILLING = frozenset({"append", "appendleft", "add", "insert"})
 EXTENDING = frozenset({"extend", "extendleft", "update"})
+FILLING_ANY = FILLING | EXTENDING
 EMPTYING = frozenset({"pop", "popleft", "popitem", "remove", "discard", "clear"})
 """Lists that are filled together are tested for one another: `if keys:` after `keys.append`,
 `blocks.append`."""
+
+INTERMEDIATE = "%"
+"""Begins the name of a value that ends with its statement."""
 
 EQUAL, SAME = " == ", " is "
 
@@ -81,6 +85,8 @@ def learn(graph: Graph, op: Op, known: Knowledge) -> Knowledge | None:
         case Call():
             return _called(graph, op, forget(graph, op.target, known))
         case EndStatement():
+            if not any(INTERMEDIATE in key for key, _ in known):
+                return known
             return frozenset(fact for fact in known if not any(map(_is_passing, _keys(fact))))
         case Unpack(targets=targets):
             before = known
@@ -94,7 +100,7 @@ def learn(graph: Graph, op: Op, known: Knowledge) -> Knowledge | None:
 def _is_passing(key: str) -> bool:
     """About an intermediate value, which ends with its statement; the result is there until the function is
     left."""
-    return key[0] == "%" and not key.startswith(RESULT[0])
+    return key[0] == INTERMEDIATE and not key.startswith(RESULT[0])
 
 
 def _keys(fact: Fact) -> tuple[str, ...]:
@@ -112,7 +118,7 @@ def _called(graph: Graph, call: Call, known: Knowledge) -> Knowledge:
     if call.receiver is None or len(call.receiver) != 1:
         return known
     name = call.receiver[0]
-    if call.method in FILLING | EXTENDING:
+    if call.method in FILLING_ANY:
         counted = f"len({name.lstrip('@')})"  # `while len(blocks) < n:` ends some time
         known = frozenset(fact for fact in known if counted not in fact[0])
     if call.method in FILLING and not name.startswith("%"):
@@ -143,9 +149,8 @@ def forget(graph: Graph, target: Path, known: Knowledge) -> Knowledge:
         written = target[-1]
     else:
         return known
-    return frozenset(
-        fact for fact in known if written not in fact[0] or written not in _reads(graph, fact[0])
-    )
+    gone = [fact for fact in known if written in fact[0] and written in _reads(graph, fact[0])]
+    return known.difference(gone) if gone else known
 
 
 def _reads(graph: Graph, key: str) -> frozenset[str]:
@@ -244,8 +249,9 @@ def _copy(known: Knowledge, target: Path, source: Path, before: Knowledge | None
     if len(target) != 1:
         return known
     old, new = "".join(source).lstrip("@"), target[0].lstrip("@")
-    copies = (_renamed(fact, old, new) for fact in (known if before is None else before))
-    return known.union(copy for copy in copies if copy is not None)
+    told = known if before is None else before
+    copies = [copy for fact in told if old in fact[0] and (copy := _renamed(fact, old, new)) is not None]
+    return known.union(copies) if copies else known
 
 
 @lru_cache(maxsize=1 << 16)

@@ -40,6 +40,7 @@ from auditor.flow.seen_to_beside import (
     is_seen_to_beside,
 )
 from auditor.flow.shared_keys import stored_under_shared_keys
+from auditor.flow.unconcerned import roots_of, spoken_of
 from auditor.flow.yielding import Yielding
 from auditor.ir.ops import (
     ANY_ITEM,
@@ -77,6 +78,8 @@ class Ownership(Yielding):
 
     def step(self, node: int, held: Held, edge: Edge) -> tuple[Held, ...]:
         """The states after `node` along `edge`; endings are noted on the way."""
+        if self._is_unconcerned(node, held, edge):
+            return (held,)
         op = self.graph.ops[node]
         if self.others:
             maybe = frozenset(place for place in held.maybe if place[0] not in self.others)
@@ -92,6 +95,23 @@ class Ownership(Yielding):
             return self._begun(held, apart)
         after = self._after(node, op, held, edge)
         return self._begun(held, [each for each in (after, *others) if each is not None])
+
+    def _is_unconcerned(self, node: int, held: Held, edge: Edge) -> bool:
+        """Whether the operation goes by without a word about the lease."""
+        spoken = self._spoken_of[node]
+        if spoken is None or edge in RAISING or held.parted or self.by_generator or self.others:
+            return False
+        if (roots := self._roots.get(held)) is None:
+            roots = self._roots[held] = roots_of(held, self.acquisition.places)
+        return spoken.isdisjoint(roots)
+
+    @cached_property
+    def _spoken_of(self) -> list[frozenset[str] | None]:
+        return spoken_of(self.graph)
+
+    @cached_property
+    def _roots(self) -> dict[Held, frozenset[str]]:
+        return {}
 
     def _after(self, node: int, op: Op, held: Held, edge: Edge) -> Held | None:
         match op:

@@ -96,7 +96,11 @@ class Passing(Perhaps):
         split = False
         given = [*self._operands(call), *self._given_by_what_it_says(call, held)]
         rows, within = self._rows_of_numbers(held), _goes_into_itself(call, held)
+        places = sorted(held.places)
+        roots = {place[0] for place in (*places, *held.maybe)}
         for position, operand in given:
+            if operand[0] not in roots:
+                continue
             if rows and is_copied_out(call, operand, rows):
                 continue
             passed = self._pass_perhaps(node, call, held, after, edge, position, operand, given)
@@ -104,7 +108,7 @@ class Passing(Perhaps):
                 self.endings.unknown.add(node)
                 return ()
             after = passed
-            for place in sorted(held.places):
+            for place in places:
                 if within and below(place, operand) is None:
                     continue  # `self.seen.extend(self.page.marks)` of the object that is followed
                 treatment = self._treatment(call, position, operand, place)

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
-from auditor.flow.knowledge import NOTHING, Knowledge, join, learn
+from auditor.flow.knowledge import Knowledge, join, learn
 from auditor.flow.limits import TooManyStates
 from auditor.ir.graph import Graph
 from auditor.ir.ops import Edge
@@ -79,8 +79,9 @@ def solve(
                 if edge not in edges:
                     continue
                 for after in step(node, state, edge):
+                    more = told.get((node, after)) if told else None
                     origins = solution.came_from.setdefault((target, after), [])
                     if (node, state, edge) not in origins:
                         origins.append((node, state, edge))
-                    arrive(target, after, learned | told.get((node, after), NOTHING))
+                    arrive(target, after, learned | more if more else learned)
     return solution

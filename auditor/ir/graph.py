@@ -16,7 +16,8 @@ class TooLarge(Exception):
 class Graph:
     """Node 0 is the entry. `fresh_roots` are locals that only ever hold objects made in this function;
     `objects` are parameters that are None where they are false;
-    `rewrites` are fields that a call (by id of its operation) writes, as far as that was found out."""
+    `rewrites` are fields that a call (by id of its operation) writes, as far as that was found out;
+    `spoken` are the names that each operation speaks of, once somebody has asked."""
 
     ops: list[Op] = field(default_factory=list)
     successors: list[list[tuple[int, Edge]]] = field(default_factory=list)
@@ -25,6 +26,7 @@ class Graph:
     fresh_roots: frozenset[str] = frozenset()
     objects: frozenset[str] = frozenset()
     rewrites: dict[int, frozenset[str]] = field(default_factory=dict)
+    spoken: list[frozenset[str] | None] = field(default_factory=list)
     _ranks: list[int] = field(default_factory=list)
     _captures: list[Capture] | None = None
     _polled: dict[Path, Path] | None = None

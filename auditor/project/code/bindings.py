@@ -93,9 +93,11 @@ def assigned_by(node: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
             yield target, value
 
 
-def assignments(function: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
+def assignments(function: Function) -> list[tuple[ast.expr, ast.expr]]:
     """Of all its statements."""
-    return (each for node in function.statements for each in assigned_by(node))
+    if function.assigned is None:
+        function.assigned = [each for node in function.statements for each in assigned_by(node)]
+    return function.assigned
 
 
 def given_to_field(function: Function, name: str) -> Iterator[ast.expr]:

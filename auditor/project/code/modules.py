@@ -51,6 +51,8 @@ class Function:
     _text: str | None = None
     field_work: "FieldWork | None" = None
     """What it does to fields, once somebody asked."""
+    assigned: list[tuple[ast.expr, ast.expr]] | None = None
+    """Its targets with their values, once somebody asked."""
     of_first: bool = False
     """A plain function seen as a method of what it is told first: `rent_tile(pool)`."""
     is_plain: bool = False

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from auditor.flow.effects import Fate
 from auditor.flow.lease import Field, Leak, Loss, StoredField
@@ -96,8 +97,8 @@ class InPart(Families):
         elif path[2:] == (ANY_ITEM,):
             found = rest_dropped(method, path[1][1:], outcome.function)
             if self._are_lists(outcome, whole):
-                looking = self._looking_on(outcome, method)
-                found = (*found, *popped_in_part(method, path[1][1:], looking))
+                looks_on = partial(self._looks_on, outcome, method)
+                found = (*found, *popped_in_part(method, path[1][1:], looks_on))
             if len(whole) == 5 and whole[3].startswith(".") and whole[4] == ANY_ITEM:
                 found = (*found, *popped_in_part(method, path[1][1:], field=whole[3][1:]))
             if whole[2:] == (ANY_ITEM, ANY_ITEM) or any(goes_through(each, path[1][1:]) for each in family):
@@ -168,24 +169,17 @@ class InPart(Families):
         lenders = self.recogniser.calls.targets(outcome.function, outcome.call)[0]
         return whole[2:3] == (ANY_ITEM,) and bool(lenders) and all(map(hands_out_things_in_a_list, lenders))
 
-    def _looking_on(self, outcome: Outcome, method: Function) -> frozenset[ast.Call]:
-        """Calls that leave what they are told to whoever has it, by all who may be called."""
+    def _looks_on(self, outcome: Outcome, method: Function, call: ast.Call) -> bool:
+        """Whether it leaves what it is told to whoever has it, by all who may be called."""
         acquisition = outcome.acquisition
-        found = set()
-        for call in method.calls:
-            targets = self.recogniser.calls.targets(method, call)[0]
-            answers = [
-                self.summaries.answer(Question(target, (name,), acquisition.value, acquisition.protocol))
-                for target in targets
-                for at in range(len(call.args))
-                if (name := parameter_for(target, at, is_bound(target, call))) is not None
-            ]
-            untouched = (
-                each.fate is Fate.BORROW and each.result is None and not each.stored for each in answers
-            )
-            if answers and all(untouched):
-                found.add(call)
-        return frozenset(found)
+        answers = [
+            self.summaries.answer(Question(target, (name,), acquisition.value, acquisition.protocol))
+            for target in self.recogniser.calls.targets(method, call)[0]
+            for at in range(len(call.args))
+            if (name := parameter_for(target, at, is_bound(target, call))) is not None
+        ]
+        untouched = (each.fate is Fate.BORROW and each.result is None and not each.stored for each in answers)
+        return bool(answers) and all(untouched)
 
     def _half_emptied(
         self, outcome: Outcome, family: list[Function], method: Function, path: Path

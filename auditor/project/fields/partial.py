@@ -2,7 +2,7 @@
 before `self.lanes.clear()`."""
 
 import ast
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 
 from auditor.project.code.bindings import assignments, own_attribute, suites_of
 from auditor.project.code.modules import Function, last_part
@@ -76,12 +76,16 @@ def lists_them(storing: Function) -> bool:
     return any(last_part(call.func) in ADDING for call in storing.calls) or _has_a_loop(storing)
 
 
+LooksOn = Callable[[ast.Call], bool]
+"""Whether a call leaves what it is told to whoever has it."""
+
+
 def popped_in_part(
-    method: Function, attribute: str, looking: Set[ast.Call] = frozenset(), field: str = ""
+    method: Function, attribute: str, looks_on: LooksOn | None = None, field: str = ""
 ) -> Iterator[ast.Assign]:
     """`blocks = self.tables.pop(key)`, of which no more is spoken than `blocks[0]` or `blocks[1:]`, or in
-    loops that only tell the calls that are `looking` of each. So of `entry.blocks` if a `field` of what is
-    popped is asked."""
+    loops that only tell calls of each which look on. So of `entry.blocks` if a `field` of what is popped is
+    asked."""
     for node in method.statements:
         match node:
             case ast.Assign(
@@ -94,7 +98,7 @@ def popped_in_part(
                     else _Popped(method, method.owner or "", name)
                 )
                 parts = here.parts() if own_attribute(table, method.owner or "") == attribute else []
-                if len(parts) == 1 and not here.is_used_beside(parts[0][0], here.looked_through(looking)):
+                if len(parts) == 1 and not here.is_used_beside(parts[0][0], here.looked_through(looks_on)):
                     yield node
 
 
@@ -295,9 +299,12 @@ class _Popped(_Method):
     def is_named(self, node: ast.expr) -> bool:
         return isinstance(node, ast.Name) and node.id == self.attribute and isinstance(node.ctx, ast.Load)
 
-    def looked_through(self, looking: Set[ast.Call]) -> set[int]:
+    def looked_through(self, looks_on: LooksOn | None) -> set[int]:
         """What loops go over that do nothing else with an element than to tell such calls."""
         found: set[int] = set()
+        if looks_on is None:
+            return found
+        told = {id(given): call for call in self.method.calls for given in call.args}
         for loop in self.method.nodes:
             match loop:
                 case ast.For(
@@ -309,9 +316,9 @@ class _Popped(_Method):
                     pass
                 case _:
                     continue
-            told = {id(given) for call in looking for given in call.args}
             named = (node for node in self.method.nodes if isinstance(node, ast.Name) and node.id == each)
-            if self.is_it(over) and all(id(n) in told for n in named if isinstance(n.ctx, ast.Load)):
+            read = (told.get(id(node)) for node in named if isinstance(node.ctx, ast.Load))
+            if self.is_it(over) and all(call is not None and looks_on(call) for call in read):
                 found.update(id(inner) for inner in walk(over))
         return found
 
