@@ -111,7 +111,7 @@ _CUT_SPAN = re.compile(rb"\] = \(\w+ \+ (\w+), \w+ - \1\)")
 _RINGED = re.compile(rb"(\.next\w*+) = \w++\1\b")
 """A node that is left out of a list of nodes."""
 
-_TAKING = (b".pop", b"heappop(", b".get_nowait(")
+_TAKING = (b".pop", b"heappop(", b".get_nowait(", b".get()", b".get(timeout", b".get(block")
 _STRIKING = (b".discard(", b".remove(", b"] = -1")
 _MODULES_OWN = re.compile(rb"\n(\w+)(?:: [^\n=]+)? = (?:set\(\)|(?:np|numpy|torch)\.full\()")
 """Sets of a module, and its arrays that hold -1 where a place is free."""
@@ -263,7 +263,7 @@ def _all_places(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _taken_at(data: bytes, at: int) -> bytes:
-    """The name before `.pop` or `.get_nowait(`, or within `heappop()`."""
+    """The name before `.pop` or `.get(`, or within `heappop()`."""
     if data.startswith(b"heappop(", at):
         within = _NAME.match(data, at + len(b"heappop("))
         return within[0] if within else b""

@@ -50,7 +50,10 @@ def works_on_others(text: Searched) -> bool:
 
 
 def _counts(data: bytes) -> bool:
-    return any(b".%b += " % name in data for name in set(before(b" -= ", _OF_ANY, data)))
+    """Also of those that others than itself count: `buffer.count = 1`, `buffer.count -= 1`."""
+    return any(b".%b += " % name in data for name in set(before(b" -= ", _OF_ANY, data))) or any(
+        b".%b = 1\n" % name in data for name in set(before(b" -= 1", _OF_ANOTHER, data))
+    )
 
 
 def _lights(data: bytes) -> bool:

@@ -25,6 +25,17 @@ BOOKS = frozenset({"ref", "refs", "refcount", "refcnt", "references", "count", "
 """Words that tell where the thing is, and whether the entry of the store still counts."""
 
 
+WORN = frozenset({"alive", "dead", "broken", "bad", "closed", "open", "failed", "failure", "error", "healthy",
+                  "unhealthy", "valid", "expired", "age", "born", "corrupt", "poisoned", "usable", "ok",
+                  "lost", "connected", "disconnected", "probe", "worn", "retired", "tainted", "defunct",
+                  "gone"})  # fmt: skip
+"""Words that tell why it is of no use to anybody any more."""
+
+
+MEASURES = frozenset({"used", "free", "allocated", "alloc", "reserved", "count", "counts"})
+"""Of these words those that say how much of it, where a caller says how much he needs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Condition:
     """All that a test speaks of, with what its local names were given and its own methods ask."""
@@ -49,8 +60,14 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
         return asked.known and (_mentions_any(asked, told) or is_switch(stock, function, test))
     if not asked.known:
         return False
-    books = bool((asked.words - {word for name in names for word in split(name)}) & BOOKS)
+    words = asked.words - {word for name in names for word in split(name)}
+    books = bool(words & BOOKS)
     by_caller = _is_held_against(test, own_parameters(function))
+    if stock.alone and any(_is_feature(node, names) for node in walk(test)):
+        measured = by_caller and words & BOOKS <= MEASURES and _compares_sizes(test)
+        worn = bool(words & WORN) or _asks_own_books(stock, function, asked)
+        if (measured or not books) and not worn:
+            return True
     if books and of_those_in_use(stock, function, taking):
         return by_caller or not _kept_by_others(stock, function, asked)
     if books or (_asks_own_books(stock, function, asked) and not by_caller):
@@ -90,6 +107,12 @@ def _is_held_against(test: ast.expr, told: Sequence[str]) -> bool:
         for each in compared
         for node in walk(each)
     )
+
+
+def _compares_sizes(test: ast.expr) -> bool:
+    """`dev.total - dev.used >= needed`"""
+    orders = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+    return any(isinstance(node, ast.Compare) and isinstance(node.ops[0], orders) for node in walk(test))
 
 
 def of_those_in_use(stock: Stock, function: Function, taking: ast.expr) -> bool:

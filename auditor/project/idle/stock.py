@@ -3,7 +3,7 @@ and never filled with anything else. What such a class takes out and drops, nobo
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -30,7 +30,8 @@ class Stock:
     its methods that put in what they are told, `makers` what makes its things, unless some are `given` to it;
     `full` those of the stores that are filled at first; `replaces` tells that it puts something new in the
     place of what it will not use again; `marks` are fields with the way in which a place is marked that is
-    lent; `makes_more` tells that it makes new things without end where a store is empty."""
+    lent; `makes_more` tells that it makes new things without end where a store is empty, `alone` that it made
+    all of them for these stores, so that nobody else knows one that is in none of them."""
 
     cls: Class
     fields: frozenset[str]
@@ -43,6 +44,7 @@ class Stock:
     full: frozenset[str] = frozenset()
     marks: frozenset[tuple[str, bool]] = frozenset()
     makes_more: bool = False
+    alone: bool = False
 
     @cached_property
     def idle_marks(self) -> frozenset[str]:
@@ -108,7 +110,7 @@ def _fixed(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -
     givers = {
         work.method.name
         for work in later
-        if any(put.field in fields and work.is_from_told(put.thing) for put in work.put)
+        if any(put.field in fields and _is_told(work, put.thing) for put in work.put)
     }
     stored = [value for name in sorted(fields) for value in filled.get(name, ())]
     made_by = {last_part(call.func) for call in _calls_of(stored)}
@@ -122,16 +124,30 @@ def _fixed(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -
     supplies = [Supply(work, fields, makers, lending, numbered=numbered) for work in later]
     if any(supply.grows() for supply in supplies):
         return None
+    given = not full <= filled.keys() or any(supply.joins for supply in supplies)
     return Stock(
         cls,
         fields,
         tuple(later),
         givers=frozenset(givers),
         makers=frozenset(makers),
-        given=not full <= filled.keys() or any(supply.joins for supply in supplies),
+        given=given,
         replaces=any(supply.makes for supply in supplies),
         full=fields & full,
+        alone=bool(makers) and not given and _are_nowhere_else(fields & full, filled),
     )
+
+
+def _is_told(work: FieldWork, thing: ast.expr) -> bool:
+    """Or found among others by what it is told: `if self.tensors[i] is tensor: self.free.append(i)`."""
+    return work.is_from_told(thing) or mentions(thing, work.met_by_told, frozenset())
+
+
+def _are_nowhere_else(full: frozenset[str], filled: Mapping[str, Sequence[ast.expr]]) -> bool:
+    """Each is made where it is put in, and not known by a name or in another field."""
+    others = {id(value) for name, values in filled.items() if name not in full for value in values}
+    stored = [value for name in full for value in filled[name]]
+    return all(isinstance(value, ast.Call) and id(value) not in others for value in stored)
 
 
 def _is_only_looked_into(name: str, works: Iterable[FieldWork]) -> bool:

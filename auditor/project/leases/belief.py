@@ -15,6 +15,7 @@ from auditor.project.code.modules import Class, Function
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.outcome import Outcome, loses_normally
 from auditor.project.pools.by_type import MAKING
+from auditor.project.pools.kept_for import kept_for
 from auditor.project.shapes.changes import Did, all_changes
 from auditor.protocols.vocabulary import split, undoes
 
@@ -154,15 +155,27 @@ def _is_asked_to_end(recogniser: Recogniser, user: Outcome, cls: Class) -> bool:
 def _is_undone_by_its_class(recogniser: Recogniser, user: Outcome, cls: Class) -> bool:
     """`self.rows.seat(self.rid)` here and `self.rows.unseat(self.rid)` there."""
     begun = user.call.func
-    if not isinstance(begun, ast.Attribute) or not MAKING.isdisjoint(split(begun.attr)[:1]):
+    if not isinstance(begun, ast.Attribute):
+        return False
+    kept = _is_kept_for_its_key(recogniser, user)
+    if not kept and not MAKING.isdisjoint(split(begun.attr)[:1]):
         return False
     whom = ast.unparse(begun.value)
     return any(
         isinstance(call.func, ast.Attribute)
-        and undoes(call.func.attr, begun.attr)
+        and (kept or undoes(call.func.attr, begun.attr))
         and ast.unparse(call.func.value) == whom
         and recogniser.releases(method, call, 0, user.lease.protocol)
         for method in cls.methods.values()
         if method is not user.function
         for call in method.calls
+    )
+
+
+def _is_kept_for_its_key(recogniser: Recogniser, user: Outcome) -> bool:
+    """By the bodies of both, whatever they are called."""
+    targets = recogniser.calls.targets(user.function, user.call)[0]
+    pairs = [(each, recogniser.acquiring[each][0]) for each in targets if each in recogniser.acquiring]
+    return bool(pairs) and all(
+        kept_for(begins, [half.function for half in pair.releases]) is not None for begins, pair in pairs
     )

@@ -24,6 +24,7 @@ from auditor.project.pools.by_their_users import (
 )
 from auditor.project.pools.counterparts import Moves, answers
 from auditor.project.pools.halves import LENDING, Half, Pair, acquiring_half
+from auditor.project.pools.kept_for import kept_for
 from auditor.project.pools.lasting import lasting, undoing
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.parts_lent import part_lent
@@ -87,7 +88,7 @@ def proposed_pairs(
         for begins, begun in (asked.items() if len(asked) > 1 else ())
         if begins not in ends
         for pair in _pairs_begun(
-            model, f"{name}.{begins.name}()", cls, begins, _without(asked, begun, ends), moves
+            model, f"{name}.{begins.name}()", cls, begins, _without(asked, begins, ends), moves
         )
     ]
     begins = {pair.acquires[0].function for pair, _ in found}
@@ -113,11 +114,16 @@ def _asks_one_of_them(pair: Pair, lending: Sequence[Pair]) -> bool:
 
 
 def _without(
-    asked: Mapping[Function, list[Change]], begun: Sequence[Change], ends: Set[Function]
+    asked: Mapping[Function, list[Change]], begins: Function, ends: Set[Function]
 ) -> Mapping[Function, list[Change]]:
-    """Only what was counted has an end of another pair for its own."""
-    counted = any(change.did is Did.MORE for change in begun)
-    return asked if counted else {each: changed for each, changed in asked.items() if each not in ends}
+    """Only what was counted, or is kept under a key, has an end of another pair for its own."""
+    if any(change.did is Did.MORE for change in asked[begins]):
+        return asked
+    return {
+        each: changed
+        for each, changed in asked.items()
+        if each not in ends or kept_for(begins, [each]) is not None
+    }
 
 
 def _also_asked(model: ClassModel, cls: Class, pair: Pair, methods: list[Function]) -> Pair:
@@ -281,6 +287,8 @@ def _by_its_body(begins: Function, begun: list[Change], ends: list[Function]) ->
             return Half(begins, COUNTING, Handle.ARGUMENT, by_shape=True)
         handle = Handle.RESULT if returned else Handle.ARGUMENT
         return Half(begins, ACQUIRING, handle, amount, Value.AMOUNT, by_shape=True)
+    if (key := kept_for(begins, ends)) is not None:
+        return Half(begins, COUNTING, Handle.ARGUMENT, key, by_shape=True)
     if returns_something(begins):
         half = acquiring_half(begins, ACQUIRING, ends, shaped=True)
         return replace(half, by_shape=True) if half is not None else None

@@ -27,7 +27,8 @@ def _work_together(taker: Function, giver: Function) -> bool:
 
 def has_opposite(function: Function, plain: list[Function]) -> bool:
     """Functions of a module have only names to say that they are about the same thing: one undoes the other,
-    or they are called after it, `fetch_frame` and `stash_frame`, or what they work on is called free."""
+    or they are called after it, `fetch_frame` and `stash_frame`, `ws_get` and `ws_put`, or what they work on
+    is called free."""
     return _is_called_like(function, plain) or _works_on_free(function)
 
 
@@ -38,10 +39,12 @@ def _works_on_free(function: Function) -> bool:
 
 
 def _is_called_like(function: Function, plain: list[Function]) -> bool:
-    about = {singular(word) for word in split(function.name)[1:]}
+    words = split(function.name)
+    about, before = {singular(word) for word in words[1:]}, words[:-1]
     return any(
         ends(function.name, other.name)
         or ends(other.name, function.name)
+        or (before and before == split(other.name)[:-1])
         or not about.isdisjoint(singular(word) for word in split(other.name)[1:])
         for other in plain
         if other is not function

@@ -165,10 +165,14 @@ def cut_short(target: ast.expr, value: ast.expr, owner: str | None) -> bool:
 
 
 def is_queue(function: Function, node: ast.expr) -> bool:
-    """By its name, or as the class makes it: `self._q = queue.LifoQueue()`. Who gets from one removes."""
+    """By its name, or as the class or the module makes it: `self._q = queue.LifoQueue()`. Who gets from one
+    removes."""
     text = ast.unparse(node)
     if "queue" in text.lower():
         return True
+    if isinstance(node, ast.Name):
+        made = function.module.assigned.get(node.id) if function.cls is None else None
+        return isinstance(made, ast.Call) and last_part(made.func).endswith("Queue")
     methods = function.cls.methods.values() if function.cls is not None else ()
     return isinstance(node, ast.Attribute) and any(
         isinstance(value, ast.Call) and last_part(value.func).endswith("Queue")

@@ -14,6 +14,10 @@ OWNERS = frozenset({"owner", "holder", "tenant", "occupant", "borrower", "lessee
                     "request", "req", "job", "task"})  # fmt: skip
 """Words in the names of fields that say who has an entry."""
 
+COUNTS = frozenset({"count", "counts", "ref", "refs", "refcount", "refcnt", "users", "uses", "pins",
+                    "holders", "readers", "borrowers"})  # fmt: skip
+"""Words in the names of fields that say how many have an entry."""
+
 Flag = tuple[str, bool]
 """A field or key of an entry, and what it is set to."""
 
@@ -117,6 +121,23 @@ def _flags(function: Function) -> Iterator[tuple[str, Flag]]:
                 entry := _entry(of)
             ) is not None and (used := state_of(state)) is not None:
                 yield entry, (f"{flag}_in_use", used)
+    yield from _first_and_last(function)
+
+
+def _first_and_last(function: Function) -> Iterator[tuple[str, Flag]]:
+    """`buffer.count = 1` of its first user, `buffer.count -= 1` of the last"""
+    for node in function.statements:
+        match node:
+            case ast.Assign(targets=[ast.Attribute(value=of, attr=count)], value=ast.Constant(value=1)):
+                first = True
+            case ast.AugAssign(
+                target=ast.Attribute(value=of, attr=count), op=ast.Sub(), value=ast.Constant(value=1)
+            ):
+                first = False
+            case _:
+                continue
+        if (entry := _entry(of)) is not None and not COUNTS.isdisjoint(split(count)):
+            yield entry, (f"{count}_in_use", first)
 
 
 def _entry(node: ast.expr) -> str | None:

@@ -1,0 +1,61 @@
+"""Wrappers that keep what they take of another pool under what they are told: `self.rows[seq] =
+self.pages.several(n)` of `create(seq, n)`, and `self.pages.put_all(self.rows.pop(seq))` of `release(seq)`.
+
+A registry only strikes off; here the end hands on what it strikes off, or asks it to end itself."""
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from auditor.project.code.bindings import own_attribute
+from auditor.project.code.modules import Function
+from auditor.project.shapes.field_work import field_work
+from auditor.project.shapes.name_bindings import mentions
+from auditor.project.shapes.pool_state import own_parameters
+from auditor.protocols.vocabulary import LEASE_METHODS, RELEASE_WORDS, take_apart
+
+
+def kept_for(begins: Function, ends: Sequence[Function]) -> str | None:
+    """The parameter under which the first keeps what the ends hand on, all of them."""
+    told = own_parameters(begins)
+    for table, key in _entered(begins):
+        if key in told and ends and all(_hands_on(each, table, key) for each in ends):
+            return key
+    return None
+
+
+def _entered(begins: Function) -> Iterator[tuple[str, str]]:
+    """Tables with names of keys, where what is put in is none of what the method is told."""
+    work = field_work(begins)
+    for put in work.put:
+        if isinstance(put.key, ast.Name) and not (
+            isinstance(put.value, ast.Name) and put.value.id in work.told
+        ):
+            yield put.field, put.key.id
+
+
+def _hands_on(ends: Function, table: str, key: str) -> bool:
+    """It takes the entry out by the parameter of that name, and gives it to somebody else."""
+    if key not in own_parameters(ends):
+        return False
+    work, own = field_work(ends), ends.owner or ""
+    out = {
+        id(node)
+        for name, node in work.taken
+        if name == table and isinstance(node, ast.Call) and node.args
+        if mentions(node.args[0], {key}, frozenset())
+    }
+    names = work.derived(frozenset(), out) - work.told if out else frozenset()
+    return bool(out) and any(
+        _gives(call, own) and any(mentions(each, names, out) for each in (*call.args, call.func))
+        for call in ends.calls
+        if id(call) not in out
+    )
+
+
+def _gives(call: ast.Call, own: str) -> bool:
+    """`self.pages.put_all(pages)`, `entry.close()`"""
+    match call.func:
+        case ast.Attribute(value=whom, attr=way):
+            of_field = own_attribute(whom, own) is not None
+            return way in LEASE_METHODS or (of_field and take_apart(way, RELEASE_WORDS) is not None)
+    return False
