@@ -51,6 +51,7 @@ from auditor.project.fields.other_words import properties_of
 from auditor.project.fields.over_in_records import over_in_records
 from auditor.project.fields.parked import lost_in, parked_in
 from auditor.project.fields.part_forgotten import part_forgotten
+from auditor.project.fields.pools_anew import begins_its_pool_anew
 from auditor.project.fields.put_aside import put_aside
 from auditor.project.fields.put_out import put_out_by
 from auditor.project.fields.reckoning import LOCKING, OPENING, takes_out
@@ -462,6 +463,9 @@ class Fields(CountsAtEnds):
             if path[-1] == ANY_ITEM and method.name in INITIAL and shared(method, attribute):
                 escapes = True
             if path[-1] == ANY_ITEM and ends_whom_it_strikes_off(method, attribute, ends):
+                released_by.append(method.qualname)
+                continue
+            if begins_its_pool_anew(self.recogniser, outcome, method):
                 released_by.append(method.qualname)
                 continue
             answer = self._asked(outcome, method, path)

@@ -40,6 +40,7 @@ from auditor.project.fields.other_parts import asked_of_other_parts
 from auditor.project.fields.own_records import sees_to_its_records
 from auditor.project.fields.partial import unpacked_from
 from auditor.project.fields.picked_out import is_made_of_its_own
+from auditor.project.fields.pools_anew import begins_its_pool_anew
 from auditor.project.fields.swept_in_part import is_swept
 from auditor.project.fields.taken_again import Taking
 from auditor.project.fields.ways_out import TAKING, WayOut, goes_out_of_hand
@@ -78,6 +79,8 @@ class TakenOut(InPart):
         if others and not sees_to_its_records(self.recogniser, outcome):
             return
         if method.name in INITIAL or method.is_abstract or not HANDING_ON.isdisjoint(split(method.name)):
+            return
+        if begins_its_pool_anew(self.recogniser, outcome, method):
             return
         ends = self.recogniser.ending_names(acquisition.protocol)
         if comes_back_by_word(outcome, family, ends) or is_filtered_after(method, path[1][1:], ends):

@@ -80,7 +80,18 @@ class FunctionEffects(OutsideEffects):
 
     def ends_what_was_asked(self, call: Call, begun: Call, protocol: str) -> bool:
         asked = self.recogniser, self.function, call.at, begun.at, protocol
-        return ends_what_was_asked(*asked) or ends_whatever_it_is_told(*asked)
+        return (
+            ends_what_was_asked(*asked)
+            or ends_whatever_it_is_told(*asked)
+            or self._begins_anew(call, protocol)
+        )
+
+    def _begins_anew(self, call: Call, protocol: str) -> bool:
+        """`slots.vacate_all()`, of whom the lease was asked"""
+        renewing = self.recogniser.renewing(protocol)
+        return bool(renewing) and not renewing.isdisjoint(
+            self.recogniser.calls.targets(self.function, call.at)[0]
+        )
 
     def is_own_end(self, method: str, protocol: str) -> bool:
         return method in self.recogniser.ending_names(protocol)

@@ -43,6 +43,7 @@ from auditor.project.pools.halves import Half, Pair
 from auditor.project.pools.lent_or_keyed import LentOrKeyed
 from auditor.project.pools.none_beside import known_beside, zero_is_none
 from auditor.project.pools.plain_memory import lends_plain_memory
+from auditor.project.pools.renewing import renewing
 from auditor.project.pools.telling_fields import scalar_fields, telling_fields
 from auditor.project.shapes.from_zero import hands_out_zero
 from auditor.project.shapes.reference_counts import counts_what_it_returns
@@ -77,6 +78,7 @@ class Recogniser(Releases):
         self._plain: dict[str, bool] = {}
         self._counting: dict[str, bool] = {}
         self._numbering: set[Function] = set()
+        self._renewing: dict[str, frozenset[Function]] = {}
         self._matched: dict[tuple[bool, tuple[str, ...], str], tuple[Protocol, bool] | None] = {}
         for pair in sorted(pairs, key=lambda pair: pair.proposed):  # what is sure comes first
             self._add(pair)
@@ -105,6 +107,14 @@ class Recogniser(Releases):
     def pools(self) -> set[Class]:
         """The classes that lend."""
         return {half.cls for half in self.acquiring if half.cls is not None}
+
+    def renewing(self, protocol: str) -> frozenset[Function]:
+        """What takes back all that a pool has lent at once."""
+        if protocol not in self._renewing:
+            halves = (half for pair, half in self.acquiring.values() if pair.name == protocol)
+            takers = [half.function for half in halves if half.function.cls is not None]
+            self._renewing[protocol] = renewing(takers)
+        return self._renewing[protocol]
 
     @property
     def words(self) -> set[str]:
