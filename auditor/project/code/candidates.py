@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import translate
 
 from auditor.project.code.default_factories import names_of_factories
+from auditor.project.code.in_threads import names_in_threads
 from auditor.project.code.modules import Function, called_in
 from auditor.project.code.spelled_out import names_behind
 from auditor.protocols.vocabulary import (
@@ -84,7 +85,8 @@ class CalledNames:
     def of(self, path: str) -> frozenset[str]:
         if path not in self._names:
             text = self.sources[path]
-            self._names[path] = frozenset((*called_in(text), *names_behind(text), *names_of_factories(text)))
+            behind = (*names_behind(text), *names_in_threads(text), *names_of_factories(text))
+            self._names[path] = frozenset((*called_in(text), *behind))
         return self._names[path]
 
     def calling(self, paths: Iterable[str], words: Iterable[str]) -> Iterator[str]:

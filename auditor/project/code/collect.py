@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from auditor.project.code.default_factories import write_constructors
+from auditor.project.code.in_threads import write_threads
 from auditor.project.code.kept_as_told import class_by_call
 from auditor.project.code.method_aliases import write_aliases
 from auditor.project.code.modules import Class, Function, Module
@@ -13,6 +14,7 @@ from auditor.source.nodes import HOLDERS
 
 def read_module(path: str, text: str, tree: ast.Module) -> Module:
     written = [*write_constructors(tree, text), *write_aliases(tree, text), *spell_out(tree, text)]
+    written += write_threads(tree, text)
     module = Module(path, text, tree, written=written)
     body = Function(module, "<module>", tree)
     module.functions["<module>"] = body

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from auditor.ir.graph import Graph
 from auditor.ir.ops import Call, Fresh
-from auditor.project.code.bindings import own_attribute
+from auditor.project.code.bindings import given_to, own_attribute
 from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.source.nodes import walk
@@ -34,6 +34,8 @@ QUEUEING = frozenset({"put", "put_nowait", "append", "appendleft", "push", "add"
                       "create_task", "ensure_future", "run_in_executor"})  # fmt: skip
 """Methods by which others get to work, or something to work with."""
 
+STARTING = frozenset({"create_task", "ensure_future"})
+
 
 def counts_places(acquire: ast.Call, function: Function, *, ended_here: bool) -> bool:
     """`self.places_sem.acquire()`, and another method that releases what it never took: each place is given
@@ -47,19 +49,27 @@ def counts_places(acquire: ast.Call, function: Function, *, ended_here: bool) ->
         case ast.Attribute(value=ast.Attribute(value=ast.Name(), attr=attr) as semaphore) if (
             "sem" in attr.lower() and function.cls is not None
         ):
-            if ended_here and not any(_queues(call, function.owner) for call in function.calls):
+            if ended_here and not any(_queues(call, function) for call in function.calls):
                 return False
             others = (method for method in function.cls.methods.values() if method is not function)
             return any(_called_on(method, semaphore) == {"release"} for method in others)
     return False
 
 
-def _queues(call: ast.Call, own: str | None) -> bool:
-    """`self.inbox.put(item)`"""
+def _queues(call: ast.Call, function: Function) -> bool:
+    """`self.inbox.put(item)`; not `self.tasks.add(task)` of a task that is started here."""
     root = call.func
     while isinstance(root, ast.Attribute):
         root = root.value
-    return last_part(call.func) in QUEUEING and isinstance(root, ast.Name) and root.id == own
+    own = isinstance(root, ast.Name) and root.id == function.owner
+    return (
+        last_part(call.func) in QUEUEING and own and not all(_is_a_task(each, function) for each in call.args)
+    )
+
+
+def _is_a_task(told: ast.expr, function: Function) -> bool:
+    given = given_to(function, told.id) if isinstance(told, ast.Name) else iter(())
+    return any(isinstance(each, ast.Call) and last_part(each.func) in STARTING for each in given)
 
 
 def _begins_empty(method: Function, field: str) -> bool:

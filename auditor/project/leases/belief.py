@@ -15,7 +15,7 @@ from auditor.project.code.modules import Class, Function
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.outcome import Outcome, loses_normally
 from auditor.project.pools.by_type import MAKING
-from auditor.project.pools.kept_for import kept_for
+from auditor.project.pools.kept_for import counted_for, kept_for
 from auditor.project.shapes.changes import Did, all_changes
 from auditor.protocols.vocabulary import split, undoes
 
@@ -176,6 +176,7 @@ def _is_kept_for_its_key(recogniser: Recogniser, user: Outcome) -> bool:
     """By the bodies of both, whatever they are called."""
     targets = recogniser.calls.targets(user.function, user.call)[0]
     pairs = [(each, recogniser.acquiring[each][0]) for each in targets if each in recogniser.acquiring]
-    return bool(pairs) and all(
-        kept_for(begins, [half.function for half in pair.releases]) is not None for begins, pair in pairs
+    halves = [(begins, [half.function for half in pair.releases]) for begins, pair in pairs]
+    return bool(halves) and all(
+        kept_for(begins, ends) is not None or counted_for(begins, ends) for begins, ends in halves
     )

@@ -1,7 +1,9 @@
-"""Wrappers that keep what they take of another pool under what they are told: `self.rows[seq] =
-self.pages.several(n)` of `create(seq, n)`, and `self.pages.put_all(self.rows.pop(seq))` of `release(seq)`.
+"""Methods whose bodies say that they are two halves of one key's life, whatever they are called.
 
-A registry only strikes off; here the end hands on what it strikes off, or asks it to end itself."""
+Wrappers that keep what they take of another pool under what they are told: `self.rows[seq] =
+self.pages.several(n)` of `create(seq, n)`, and `self.pages.put_all(self.rows.pop(seq))` of `release(seq)`. A
+registry only strikes off; here the end hands on what it strikes off, or asks it to end itself. And tables of
+counts."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -21,6 +23,21 @@ def kept_for(begins: Function, ends: Sequence[Function]) -> str | None:
         if key in told and ends and all(_hands_on(each, table, key) for each in ends):
             return key
     return None
+
+
+def counted_for(begins: Function, ends: Sequence[Function]) -> bool:
+    """`self.taken[expert] += 1` of `sit(expert)`, and `self.taken[expert] -= 1` of `stand(expert)`."""
+    begun = set(_balances(begins))
+    back = [{(table, -way, key) for table, way, key in _balances(each)} for each in ends]
+    return bool(begun and back) and all(begun & each for each in back)
+
+
+def _balances(method: Function) -> Iterator[tuple[str, int, str]]:
+    """Tables in which it counts under what it is told."""
+    told = own_parameters(method)
+    for table, way, key, _ in field_work(method).balances:
+        if isinstance(key, ast.Name) and key.id in told:
+            yield table, way, key.id
 
 
 def _entered(begins: Function) -> Iterator[tuple[str, str]]:
