@@ -170,6 +170,6 @@ class Effects(Protocol):
     def only_releases(self, call: Call) -> bool:
         """Whether the call gives something back: such calls are not expected to raise."""
 
-    def captured(self, function: object, name: str, rest: Path, value: Value, protocol: str) -> Fate:
+    def captured(self, function: object, name: str, rest: Path, value: Value, protocol: str) -> Treatment:
         """What a nested function does to a lease that it takes from its scope, as `@buffer`, or has under the
-        name of a parameter as what that is by default."""
+        name of a parameter as what that is by default; `split` where it ends it if its caller says so."""

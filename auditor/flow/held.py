@@ -54,6 +54,7 @@ class Endings:
     lost: list[tuple[Loss, int, Held]] = field(default_factory=list)
     released: dict[int, Held] = field(default_factory=dict)
     sometimes: set[int] = field(default_factory=set)  # calls that give it back on some of their own ways only
+    chosen: bool = False  # a function that is made here gives it back if whoever calls it says so
     returned: dict[int, Path] = field(default_factory=dict)
     shared: set[int] = field(default_factory=set)  # of those returned: where others have it as well
     stored: dict[int, Path] = field(default_factory=dict)

@@ -348,7 +348,9 @@ class Ownership(Yielding):
     def _sees_to_it(self, function: ast.AST, name: str, rest: Path) -> bool:
         """Whether a nested function, whenever it is called, ends or keeps what it has under this name."""
         value, protocol = self.acquisition.value, self.acquisition.protocol
-        return self.effects.captured(function, name, rest, value, protocol) in (Fate.RELEASE, Fate.TAKE)
+        done = self.effects.captured(function, name, rest, value, protocol)
+        self.endings.chosen |= done.split
+        return done.fate in (Fate.RELEASE, Fate.TAKE)
 
     def _is_no_end(self, op: Store, held: Held) -> bool:
         """`lambda done, buffer=buffer: self._sent(done, buffer)`, where that does not always end it."""

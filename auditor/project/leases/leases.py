@@ -157,7 +157,9 @@ class Follower(Afterwards):
             lease,
             released=bool(endings.released),
             releases=self._releases(endings),
-            handed_over=endings.handed_over or bool(endings.unknown or refused) or elsewhere,
+            handed_over=endings.handed_over
+            or bool(endings.unknown or refused or endings.chosen)
+            or elsewhere,
             in_context_manager=self.function.is_context_manager,
         )
         outcome = Outcome(self.function, op.at, acquisition, lease)

@@ -38,7 +38,7 @@ from auditor.project.meaning.process_wide import ProcessWide
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.records_told import Constants, constants_of_record
 from auditor.project.meaning.shared_objects import SharedObjects
-from auditor.project.meaning.summaries import NOTHING, Summaries
+from auditor.project.meaning.summaries import FAILURE, NOTHING, Summaries
 from auditor.project.meaning.telling import asked_of, ignored
 from auditor.project.meaning.told_ends import ToldEnds, is_a_release
 from auditor.project.pools.bodies import contains_failures, own_exceptions, returns_itself
@@ -106,11 +106,21 @@ class FunctionEffects(OutsideEffects):
         targets, constructed, _ = self.recogniser.calls.targets(self.function, node)
         return own_exceptions(targets[0]) if len(targets) == 1 and constructed is None else frozenset()
 
-    def captured(self, function: object, name: str, rest: Path, value: Value, protocol: str) -> Fate:
+    def captured(self, function: object, name: str, rest: Path, value: Value, protocol: str) -> Treatment:
         nested = self._nested(function)
         if any("atexit" in decorator for decorator in nested.decorators):
-            return Fate.TAKE  # it is needed until the process ends
-        return self.summaries.answer(Question(nested, (name, *rest), value, protocol)).fate
+            return TAKEN  # it is needed until the process ends
+        answer = self.summaries.answer(Question(nested, (name, *rest), value, protocol))
+        chosen = answer.sometimes and answer.only_kept and bool(answer.kept_by - FAILURE)
+        if answer.fate is Fate.RELEASE and chosen and not self._calls_itself(nested):
+            return Treatment(split=True)  # `def done(ok): if ok: pool.give(buffer)`
+        return Treatment(answer.fate)
+
+    def _calls_itself(self, nested: Function) -> bool:
+        """The function that makes it may know what it tells it."""
+        return any(
+            isinstance(call.func, ast.Name) and call.func.id == nested.name for call in self.function.calls
+        )
 
     def _nested(self, node: object) -> Function:
         """A lambda, or a function within one that is seen as a method, in a copy."""

@@ -63,6 +63,7 @@ class Answer:
     says: Knowledge = NONE_KNOWN  # of the result, where the lease was left as it was
     telling: bool = False  # what the result is elsewhere is something else
     kept_by: frozenset[str] = frozenset()  # parameters that decide whether it stays where it was
+    only_kept: bool = False  # on the ways that do not end it, nobody else has it
     leaves: bool = False  # whoever gets the result has it, and the object it lay in no longer
     left: bool = False  # it is stored on some ways, and on others nobody has it
     handed_back: bool = False  # it is stored on some ways, and on others returned
@@ -315,6 +316,7 @@ def _conclude(question: Question, followed: Followed) -> Answer:
             sometimes=bool(kept or same),
             decided_by=decided,
             kept_by=kept_by,
+            only_kept=same and not (elsewhere or endings.taken or endings.unknown),
             says=says,
             telling=tells_apart(graph, followed.solution, says, unchanged, True),
         )

@@ -5,7 +5,7 @@ import ast
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from auditor.flow.effects import Acquisition, Fate, Handle, Position, Treatment, Value
+from auditor.flow.effects import Acquisition, Handle, Position, Treatment, Value
 from auditor.flow.follow import EDGES
 from auditor.flow.knowledge import NOTHING
 from auditor.flow.lifetime import Life, Lifetime
@@ -195,7 +195,7 @@ class FunctionUses:
     def only_releases(self, call: Call) -> bool:
         return self.effects.only_releases(call)
 
-    def captured(self, function: object, name: str, rest: Path, value: Value, protocol: str) -> Fate:
+    def captured(self, function: object, name: str, rest: Path, value: Value, protocol: str) -> Treatment:
         return self.effects.captured(function, name, rest, value, protocol)
 
     def dotted(self, call: Call) -> str | None:
