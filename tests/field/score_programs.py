@@ -166,6 +166,9 @@ SETS = (
     "lockmakers",
     "capstans",
     "windlasses",
+    "brushmakers",
+    "clockmakers",
+    "needlemakers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

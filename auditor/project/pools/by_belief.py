@@ -74,10 +74,12 @@ def proposed_pairs(
     """Of the public methods, or of a module's functions, that are no half of any pair yet. The `ends` of
     another pair may be the end of one more: `read_end(i)` counts a reader down, and frees what the last one
     has read."""
-    helpers = _helpers(model, cls)
     halves = [method for method in methods if method not in known and _may_be_half(method, known)]
+    if len(halves) < 2:
+        return
+    helpers = _helpers(model, cls)
     texts = (each.text for each in (helpers.values() if cls is not None else methods))
-    if len(halves) < 2 or not any(map(ENDING.search, texts)):
+    if not any(map(ENDING.search, texts)):
         return
     asked = {method: list(lasting(method, helpers)) for method in halves}
     asked = {method: changed for method, changed in asked.items() if changed}

@@ -2,25 +2,25 @@
 
 Wrappers that keep what they take of another pool under what they are told: `self.rows[seq] =
 self.pages.several(n)` of `create(seq, n)`, and `self.pages.put_all(self.rows.pop(seq))` of `release(seq)`. A
-registry only strikes off; here the end hands on what it strikes off, or asks it to end itself. And tables of
-counts."""
+registry only strikes off; here the end hands on what it strikes off to whom the beginning asked. And tables
+of counts."""
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from auditor.project.code.bindings import own_attribute
-from auditor.project.code.modules import Function
+from auditor.project.code.modules import Function, last_part
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.name_bindings import mentions
 from auditor.project.shapes.pool_state import own_parameters
-from auditor.protocols.vocabulary import LEASE_METHODS, RELEASE_WORDS, take_apart
+from auditor.protocols.vocabulary import RELEASE_WORDS, take_apart
 
 
 def kept_for(begins: Function, ends: Sequence[Function]) -> str | None:
     """The parameter under which the first keeps what the ends hand on, all of them."""
-    told = own_parameters(begins)
+    told, asked = own_parameters(begins), {whom for whom, _ in _of_fields(begins)}
     for table, key in _entered(begins):
-        if key in told and ends and all(_hands_on(each, table, key) for each in ends):
+        if key in told and ends and all(_hands_on(each, table, key, asked) for each in ends):
             return key
     return None
 
@@ -50,11 +50,11 @@ def _entered(begins: Function) -> Iterator[tuple[str, str]]:
             yield put.field, put.key.id
 
 
-def _hands_on(ends: Function, table: str, key: str) -> bool:
-    """It takes the entry out by the parameter of that name, and gives it to somebody else."""
+def _hands_on(ends: Function, table: str, key: str, asked: Set[str]) -> bool:
+    """It takes the entry out by the parameter of that name, and gives it to one of those who were asked."""
     if key not in own_parameters(ends):
         return False
-    work, own = field_work(ends), ends.owner or ""
+    work = field_work(ends)
     out = {
         id(node)
         for name, node in work.taken
@@ -63,16 +63,18 @@ def _hands_on(ends: Function, table: str, key: str) -> bool:
     }
     names = work.derived(frozenset(), out) - work.told if out else frozenset()
     return bool(out) and any(
-        _gives(call, own) and any(mentions(each, names, out) for each in (*call.args, call.func))
-        for call in ends.calls
-        if id(call) not in out
+        whom in asked
+        and take_apart(last_part(call.func), RELEASE_WORDS) is not None
+        and any(mentions(each, names, out) for each in call.args)
+        for whom, call in _of_fields(ends)
     )
 
 
-def _gives(call: ast.Call, own: str) -> bool:
-    """`self.pages.put_all(pages)`, `entry.close()`"""
-    match call.func:
-        case ast.Attribute(value=whom, attr=way):
-            of_field = own_attribute(whom, own) is not None
-            return way in LEASE_METHODS or (of_field and take_apart(way, RELEASE_WORDS) is not None)
-    return False
+def _of_fields(method: Function) -> Iterator[tuple[str, ast.Call]]:
+    """Calls of methods of what lies in its fields: `self.pages.put_all(pages)`."""
+    for call in method.calls:
+        match call.func:
+            case ast.Attribute(value=ast.Attribute() as whom) if (
+                field := own_attribute(whom, method.owner or "")
+            ) is not None:
+                yield field, call
