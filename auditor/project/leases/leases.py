@@ -47,6 +47,7 @@ from auditor.project.leases.less_given_back import less_comes_back, of_an_amount
 from auditor.project.leases.losses import Losses
 from auditor.project.leases.lost_to_the_first import lost_to_the_first
 from auditor.project.leases.nobodys_key import is_nobodys_key
+from auditor.project.leases.not_entered import lines_not_entered
 from auditor.project.leases.not_granted import of_what_was_granted
 from auditor.project.leases.one_of_a_loop import in_their_turns
 from auditor.project.leases.only_asked import only_asked
@@ -242,6 +243,9 @@ class Follower(Afterwards):
             return ()
         marked = acquisition.keyed and acquisition.handle is Handle.ARGUMENT
         lines = lines_left_out(self.function, op.at, followed) if marked else set[int]()
+        if marked and not lines:
+            ends = self.effects.recogniser.ending_names(acquisition.protocol)
+            lines = lines_not_entered(self.function, op.at, ends, followed)
         lines = lines or self._without_a_note(op, acquisition, followed)
         return tuple(leak for leak in leaks if leak.loss is Loss.RETURN and leak.at.line in lines)
 
