@@ -169,6 +169,8 @@ SETS = (
     "brushmakers",
     "clockmakers",
     "needlemakers",
+    "basketmakers",
+    "coppersmiths",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}
