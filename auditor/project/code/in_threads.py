@@ -15,12 +15,13 @@ BEFORE = {"to_thread": 0, "run_in_executor": 1}
 
 def names_in_threads(text: str) -> Iterator[str]:
     """Last names of what is called so."""
-    yield from CALLED.findall(text)
+    if any(way in text for way in BEFORE):
+        yield from CALLED.findall(text)
 
 
 def write_threads(tree: ast.Module, text: str) -> list[tuple[int, str]]:
     """Rewrites the tree; the lines and last names of the calls that now stand in it."""
-    if not CALLED.search(text):
+    if not any(True for _ in names_in_threads(text)):
         return []
     writer = _Writer()
     writer.visit(tree)

@@ -62,9 +62,8 @@ def _queues(call: ast.Call, function: Function) -> bool:
     while isinstance(root, ast.Attribute):
         root = root.value
     own = isinstance(root, ast.Name) and root.id == function.owner
-    return (
-        last_part(call.func) in QUEUEING and own and not all(_is_a_task(each, function) for each in call.args)
-    )
+    tasks = bool(call.args) and all(_is_a_task(each, function) for each in call.args)
+    return last_part(call.func) in QUEUEING and own and not tasks
 
 
 def _is_a_task(told: ast.expr, function: Function) -> bool:

@@ -9,12 +9,11 @@ from auditor.project.code.bindings import assigned_by, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.full_at_first import INITIAL
+from auditor.project.shapes.markings import is_nothing
 from auditor.project.shapes.pool_state import own_parameters
 from auditor.source.nodes import walk
 
-EMPTY = frozenset(
-    {"{}", "[]", "dict()", "list()", "set()", "deque()", "OrderedDict()", "0", "None", "Counter()"}
-)
+EMPTY = frozenset({"{}", "[]", "dict()", "list()", "set()", "deque()", "OrderedDict()", "Counter()"})
 FILLING = frozenset({"extend", "update"})
 
 
@@ -60,7 +59,7 @@ def _given(method: Function) -> Iterator[Given]:
 
 def _is_full(field: str, value: ast.expr | None) -> bool:
     """Of what is idle it has all again, and not what is left of it."""
-    if value is None or ast.unparse(value) in EMPTY:
+    if value is None or _is_blank(value):
         return False
     return not any(isinstance(node, ast.Attribute) and node.attr == field for node in walk(value))
 
@@ -68,10 +67,6 @@ def _is_full(field: str, value: ast.expr | None) -> bool:
 def _is_blank(value: ast.expr | None) -> bool:
     """Nothing of it is in use: `0`, `set()`, `[False] * self.n`"""
     match value:
-        case ast.BinOp(left=ast.List(elts=[each]), op=ast.Mult()):
-            return _is_blank(each)
         case ast.ListComp(elt=each) | ast.DictComp(value=each):
-            return _is_blank(each)
-        case ast.Constant(value=said):
-            return not said
-    return value is None or ast.unparse(value) in EMPTY
+            return is_nothing(each)
+    return value is None or is_nothing(value) or ast.unparse(value) in EMPTY
