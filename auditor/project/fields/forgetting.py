@@ -121,6 +121,8 @@ def _from_another(call: ast.Call, method: Function, attribute: str, looped: bool
         held = own_attribute(call.func.value, own or "")
         return held is not None and held != attribute and LOCK.search(held) is not None
     for argument in call.args:
+        if isinstance(argument, ast.Name) and _is_of_new_ones(argument.id, method):
+            continue
         given = list(given_to(method, argument.id)) if isinstance(argument, ast.Name) else [argument]
         given += gone_through(method, argument.id) if looped and isinstance(argument, ast.Name) else []
         fields = {
@@ -132,6 +134,27 @@ def _from_another(call: ast.Call, method: Function, attribute: str, looped: bool
         if not fields or attribute in fields:
             return False
     return bool(call.args)
+
+
+def _is_of_new_ones(name: str, method: Function) -> bool:
+    """`for each in fresh: give(each)`, of a local list that was filled with what calls in here lent."""
+    over = list(gone_through(method, name))
+    lists = {each.id for each in over if isinstance(each, ast.Name)}
+    if len(lists) != 1 or len(lists) < len(over) or any(given_to(method, name)):
+        return False
+    begun = list(given_to(method, *lists))
+    put = [
+        call.args[0]
+        for call in method.calls
+        if isinstance(call.func, ast.Attribute)
+        and call.func.attr == "append"
+        and getattr(call.func.value, "id", None) in lists
+    ]
+    return bool(put) and all(isinstance(each, ast.List) and not each.elts for each in begun) and all(
+        isinstance(each, ast.Call)
+        or (isinstance(each, ast.Name) and all(isinstance(v, ast.Call) for v in given_to(method, each.id)))
+        for each in put
+    )  # fmt: skip
 
 
 def emptying(method: Function, attribute: str) -> set[int]:

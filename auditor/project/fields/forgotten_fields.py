@@ -4,7 +4,8 @@ import ast
 from collections.abc import Iterator, Set
 from functools import partial
 
-from auditor.flow.effects import BORROWED, Acquisition
+from auditor.flow.effects import BORROWED, Acquisition, Treatment
+from auditor.flow.indirect import AT
 from auditor.flow.lease import Field, StoredField
 from auditor.ir.ops import Call, Path
 from auditor.project.code.bindings import own_attribute, told_by_position
@@ -27,6 +28,9 @@ from auditor.project.fields.siblings import ends_its_siblings
 from auditor.project.meaning.outside_words import of_numbers
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
+
+_LOOKED_UP = Treatment(result=(AT,), maybe=True)
+"""`self.refs[page]`, which may as well be its memory."""
 
 
 class ForgottenFields(FurtherOn):
@@ -84,7 +88,10 @@ class ForgottenFields(FurtherOn):
             for op in ops
             for position in told
         ]
-        return bool(treated) and all(each == BORROWED for each in treated)
+        compared = any(_is_compared(call, node) for node in function.nodes)
+        return bool(treated) and all(
+            each == BORROWED or (compared and each == _LOOKED_UP) for each in treated
+        )
 
     def _kept_on_ctx(self, outcome: Outcome) -> Iterator[StoredField]:
         """`ctx.normed = normed`, and a backward that returns early where no gradient of x is wanted."""
@@ -141,3 +148,10 @@ class ForgottenFields(FurtherOn):
             if field == place[1][1:]:
                 found |= reads_of(function, function.owner or "", field)
         return found
+
+
+def _is_compared(call: ast.Call, node: ast.AST) -> bool:
+    """`pool.refs(page) == 1`: what is looked up there goes nowhere, and does not tell that it has ended."""
+    if not isinstance(node, ast.Compare) or not isinstance(node.ops[0], ast.Eq | ast.NotEq):
+        return False
+    return any(each is call for each in (node.left, *node.comparators))

@@ -84,7 +84,7 @@ class OverAnother(Refilling):
                 continue
             inside = fields_inside(outcome, (filling.owner, f".{filling.field}"))
             seen = records_looked_up(filling, inside, self._ends(outcome)) if inside else frozenset()
-            there = self._is_there(way, outcome)
+            there = self._is_there(way, outcome) or (not inside and way.names_the_former())
             looked_up = seen and not there and not COMING_BACK.match(function.name)
             if not (there or looked_up) or way.is_free():
                 continue

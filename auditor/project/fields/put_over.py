@@ -102,6 +102,25 @@ def _on_other_ways(filling: Filling) -> Iterator[int]:
                     yield from (id(inner) for each in suite for inner in walk(each))
 
 
+def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    return assigned_by(node) if isinstance(node, ast.stmt) else iter(())
+
+
+def _asks_how_many(test: ast.AST) -> bool:
+    """`old.users == 1`"""
+    return isinstance(test, ast.Compare) and all(isinstance(op, ast.Eq | ast.NotEq) for op in test.ops)
+
+
+def _mentions(test: ast.AST, names: Set[str]) -> bool:
+    return any(isinstance(node, ast.Name) and node.id in names for node in walk(test))
+
+
+def _given_to_it(filling: Filling) -> ast.expr:
+    """`fresh` of `old, self.row = self.row, fresh`."""
+    given = (value for target, value in assigned_by(filling.statement) if target is filling.target)
+    return next(given, getattr(filling.statement, "value", filling.target))
+
+
 class Way:
     """What a method does with the place up to the store."""
 
@@ -123,7 +142,7 @@ class Way:
         self.ends = ends
         self.elsewhere = frozenset(_on_other_ways(filling))
         self.uses = Uses(filling.method, known=self.elsewhere, ends=ends, borrowed=borrowed, tensors=tensors)
-        value = getattr(filling.statement, "value", filling.target)
+        value = _given_to_it(filling)
         self.stored = {id(node) for node in walk(value)}
         self.fallback = kept_for_want_of_another(value, filling.target)
         target = {id(node) for node in walk(filling.target)} | self.elsewhere
@@ -289,6 +308,8 @@ class Way:
                 return False
             case ast.Attribute() as part if self._is_copied_into_the_new_one(part):
                 return True
+            case ast.Subscript(value=whole) if whole is node and self._is_copied_into_the_new_one(node):
+                return True
             case ast.Attribute() as part if self._says_which(part):
                 return True
             case ast.Attribute(attr="get" | "setdefault") as way:
@@ -299,13 +320,17 @@ class Way:
         return self._tells_how_much(node) or self._goes_nowhere(node)
 
     def _is_copied_into_the_new_one(self, part: ast.AST) -> bool:
-        """`wider.view[:n] = self.row.view`, and `self.row.view[:n]` alike."""
+        """`wider.view[:n] = self.row.view`, and `self.row.view[:n]` alike; `wider[:n] = self.rows[:n]`."""
         given = self.uses.parents.get(id(part))
         while isinstance(given, ast.Subscript) and given.value is part:
             part, given = given, self.uses.parents.get(id(given))
         match given:
             case ast.Assign(
-                targets=[ast.Subscript(value=ast.Attribute(value=ast.Name(id=new)), slice=ast.Slice())]
+                targets=[
+                    ast.Subscript(
+                        value=ast.Name(id=new) | ast.Attribute(value=ast.Name(id=new)), slice=ast.Slice()
+                    )
+                ]
             ):
                 return any(value is self.call for value in given_to(self.method, new))
         return False
@@ -358,6 +383,18 @@ class Way:
         tests = [test for node in self.nodes if (test := getattr(node, "test", None))]
         return any(map(self._asks_in, tests)) or any(map(self._measures, self._deciding()))
 
+    def names_the_former(self) -> bool:
+        """`old = job.pages[i]`, which fails where there is none, and `old = job.page`: `job.pages[i] = page`
+        puts another one there. Asked is at most how many have it, `if old.users == 1: return`, and not
+        whether it has ended, `if old.expires < now:`."""
+        named = any(
+            isinstance(target, ast.Name) and not isinstance(value, ast.Call) and self._is_it(value)
+            for target, value in (each for node in self.nodes for each in _assigned(node))
+        )
+        names = set(self._names_of_it())
+        about = (test for test in self._deciding() if self._is_of_it(test) or _mentions(test, names))
+        return named and all(map(_asks_how_many, about))
+
     def _measures(self, test: ast.AST) -> bool:
         """`if page.users > 1:`, and not `if lease.deadline < now:`, or `if slot.users == 0:`."""
         for node in walk(test):
@@ -371,7 +408,7 @@ class Way:
                         return not any(CLOCKS & set(split(each.attr)) for each in attributes_in(of_it[0]))
         return False
 
-    def _is_of_it(self, side: ast.expr) -> bool:
+    def _is_of_it(self, side: ast.AST) -> bool:
         """`page.users`, `len(self.rows[key].data)`, and not the page itself."""
         return any(isinstance(node, ast.Attribute) and self._is_asked(node.value) for node in walk(side))
 

@@ -107,7 +107,12 @@ class TakenOut(InPart):
             no_way = acquisition.telling | self._fields_beside(outcome, path)
             told_only = no_way | self._told_to_others(outcome, method)
             told_only |= {part for _, part in self._of_other_parts(outcome, method, path)}
-            if within and way.is_worked_with(told_only, whole[-1], partial(self._may_reach_its_end, outcome)):
+            if within and way.is_worked_with(
+                told_only,
+                whole[-1],
+                partial(self._may_reach_its_end, outcome),
+                partial(self._only_asks, outcome, method),
+            ):
                 continue
             span = span_of(method.module.path, way.taken, method.module.lines)
             if span not in told and not self._ended_by_who_says(outcome, way.asked(), family, method):
@@ -241,6 +246,7 @@ class TakenOut(InPart):
         beside = {field[1:] for field in parts} | {*unpacked_from(method, attribute, parts)}
         beside |= _fields_told(method, self.whole.get(path, path))
         of_others = [call for call, _ in self._of_other_parts(outcome, method, path)]
+        of_lists = _on_inner_lists(method, self.whole.get(path, path))
         releases = [
             each
             for each in self._releases(outcome, method)
@@ -258,7 +264,7 @@ class TakenOut(InPart):
                     and not moves_on(others, attribute)
                 )
             )
-            and not starts_anew(method, attribute, pools, of_others)
+            and not starts_anew(method, attribute, pools, [*of_others, *of_lists])
             and self._for_good(outcome, method, scripts=False, table=attribute)
             and not works_with_its_entry(
                 method, attribute, self.recogniser.ending_names(outcome.acquisition.protocol)
@@ -291,6 +297,13 @@ class TakenOut(InPart):
         ends = self.recogniser.ending_names(outcome.acquisition.protocol)
         whole = self.whole.get(path, path)
         return asked_of_other_parts(self.recogniser.calls, outcome, method, whole, ends)
+
+    def _only_asks(self, outcome: Outcome, method: Function, call: ast.Call) -> bool:
+        """`self.pool.users(entry)`, and `self._end(entry)` of a function that the tree has and that reaches
+        none of the pool's ends."""
+        calls = self.recogniser.calls
+        followed = not calls.guessed(method, call) and bool(calls.targets(method, call)[0])
+        return self._works_out(method, call) or (followed and not self._may_reach_its_end(outcome, call))
 
     def _works_out(self, method: Function, call: ast.Call) -> bool:
         """It hands on nothing, and keeps nothing."""
@@ -362,6 +375,17 @@ def _inner_table(whole: Path) -> str:
     if whole[2:4] == (ANY_ITEM, ANY_ITEM):
         return ANY_ITEM
     return inner[1] if len(inner) == 3 and inner[0] == inner[2] == ANY_ITEM and inner[1][0] == "." else ""
+
+
+def _on_inner_lists(method: Function, whole: Path) -> list[ast.Call]:
+    """`sequence.pages.clear()`, of what lies in `self.running[*].pages[*]`."""
+    return [
+        call
+        for call in method.calls
+        if isinstance(call.func, ast.Attribute)
+        and isinstance(call.func.value, ast.Attribute)
+        and f".{call.func.value.attr}" in whole[2:]
+    ]
 
 
 def _fields_told(method: Function, whole: Path) -> set[str]:

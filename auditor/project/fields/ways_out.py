@@ -14,6 +14,7 @@ from auditor.ir.ops import ANY_ITEM, Assume, Await, Call, Delete, Edge, Leave, M
 from auditor.ir.tables import GOING_OVER, named_tables
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
+from auditor.project.code.release_names import ENDING, looks_releasing
 from auditor.project.fields.mere_looks import SUMMING
 from auditor.project.meaning.outside_words import ON_STREAMS
 from auditor.project.shapes.field_work import field_work
@@ -21,6 +22,8 @@ from auditor.source.nodes import walk
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 SAYING = frozenset({"print", "len", "bool", "repr", "str"})
+READING = SAYING | {"bytes", "bytearray", "memoryview", "isinstance"}
+"""Functions that take from what they are told a copy, or a yes or no."""
 TAKING = frozenset(
     {"pop", "popleft", "popitem", "get", "get_nowait", "clear", "heappop", "remove", "discard"}
 )
@@ -125,11 +128,18 @@ class WayOut:
         asked = [op.names for station in path if isinstance(op := self.ops[station.node], Assume)]
         return frozenset().union(*asked) - {self.container[1]}
 
-    def is_worked_with(self, telling: Set[str], own: str, may_end: Callable[[ast.Call], bool]) -> bool:
+    def is_worked_with(
+        self,
+        telling: Set[str],
+        own: str,
+        may_end: Callable[[ast.Call], bool],
+        only_asks: Callable[[ast.Call], bool],
+    ) -> bool:
         """A method of the entry may end what lies in it, and so may whoever is given the entry, or what was
         made of it: `self.put(self.slot_of(entry.offset))`; not `list(entry.tokens)`, which only tells, nor
         `pool.take(len(entry))`, nor `entry.future.cancel()` where nobody waits to end anything then; nor what
-        is told other parts of it than its `own`, and ends no such lease by any name."""
+        is told other parts of it than its `own`, and ends no such lease by any name, or `pool.users(entry)`,
+        which `only_asks`."""
         calls = (op for station in self.in_hand if isinstance(op := self.ops[station.node], Call))
         nodes = [node for op in calls if op.method not in LOGGING | SAYING for node in walk(op.at)]
         only_tell = {
@@ -140,21 +150,19 @@ class WayOut:
             for each in nodes
             if isinstance(each, ast.Subscript) and f"[{ast.unparse(each.slice)}]" in telling
         }
-        only_tell |= {
-            id(each)
-            for call in nodes
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in SAYING
-            for each in call.args
-        }
+        only_tell |= {id(each) for call in nodes for each in _read(call)}
         tables = named_tables(self.method.node)
         only_tell |= {id(each) for call in nodes for each in _asked_for_keys(call, tables)}
         only_tell |= {
             id(part)
             for call in nodes
             if isinstance(call, ast.Call) and not may_end(call)
-            for part in _asked_for_parts(call, own)
+            for part in (*_asked_for_parts(call, own), *(_asked(call) if own == ANY_ITEM else ()))
         }
         only_tell |= {id(each) for call in nodes for each in _only_read(call)}
+        only_tell |= {
+            id(each) for call in nodes if isinstance(call, ast.Call) and only_asks(call) for each in call.args
+        }
         if "add_done_callback" not in self.method.module.text:
             only_tell |= set(_answered(nodes))
         named = (each for each in nodes if isinstance(each, ast.Name) and id(each) not in only_tell)
@@ -250,12 +258,18 @@ class WayOut:
 
 
 def _keys(method: Function, container: Path) -> Iterator[str]:
-    """`key` of `for key in list(self.jobs): job = self.jobs.pop(key)`, which is none of what lies there."""
+    """`key` of `for key in list(self.jobs): job = self.jobs.pop(key)`, and of `key, job =
+    self.jobs.popitem()`, which is none of what lies there."""
     for node in method.nodes:
         match node:
             case ast.Subscript(value=table, slice=ast.Name(id=key)):
                 pass
             case ast.Call(func=ast.Attribute(value=table, attr="pop" | "get"), args=[ast.Name(id=key), *_]):
+                pass
+            case ast.Assign(
+                targets=[ast.Tuple(elts=[ast.Name(id=key), _])],
+                value=ast.Call(func=ast.Attribute(value=table, attr="popitem")),
+            ):
                 pass
             case _:
                 continue
@@ -282,6 +296,23 @@ def _measures(node: ast.AST, test: ast.AST) -> bool:
         for each in walk(test)
     )
     return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "len" and not constant
+
+
+def _read(call: ast.AST) -> Iterator[ast.AST]:
+    """`slot` of `bytes(self.memory[slot])`; what calls in there are told is asked of those."""
+    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in READING):
+        return
+    nested = (part for part in walk(call) if isinstance(part, ast.Call) and part is not call)
+    within = {id(part) for each in nested for part in walk(each)}
+    yield from (part for part in walk(call) if id(part) not in within)
+
+
+def _asked(call: ast.Call) -> Iterator[ast.Name]:
+    """`buffer` of `buffer.view()`, of which no name says that it ends something."""
+    match call:
+        case ast.Call(func=ast.Attribute(value=ast.Name() as entry, attr=way)):
+            if ENDING.search(way) is None and not looks_releasing(call):
+                yield entry
 
 
 def _asked_for_keys(call: ast.AST, tables: Set[str]) -> Iterator[ast.Name]:
