@@ -306,7 +306,7 @@ class Analysis:
         if made is None:
             return
         first = self.recogniser.wrappers.get(function)
-        if first is None:
+        if first is None or first.handle is not Handle.RESULT:  # a permit goes with what is returned
             self.recogniser.wrappers[function] = made
             self._returned_at[function] = outcome.returned_at
         elif self._beside(function, outcome, made, first) or told_otherwise(made, first):
@@ -331,7 +331,10 @@ class Analysis:
         fields = told_how_taken(asked.takings, fields, self.outcomes, self._follow_taking)
         fields |= self._shared_fields(asked, fields)
         fields |= self._fields_of_contexts(asked, fields)
-        outcomes = [ended_by_callers(each, self.received.get(each.function, ())) for each in self._in_order()]
+        outcomes = [
+            ended_by_callers(each, self.received.get(each.function, ()), self.calls)
+            for each in self._in_order()
+        ]
         outcomes = [told_of_gaps(each) for each in closed_by_consumers(outcomes, self.calls)]
         outcomes = [told_of_repeats(each, self.calls) for each in outcomes]
         outcomes = [self._left_to_others(each) for each in told_of_what_is_put_over(outcomes)]

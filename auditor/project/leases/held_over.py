@@ -15,8 +15,9 @@ from auditor.flow.lease import EXCEPTIONAL, Loss
 from auditor.flow.solve import solve
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Call, Edge, Leave, Next, Op, Path, Way
+from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Function
-from auditor.project.leases.refusals import refusing_lines
+from auditor.project.leases.refusals import doubtful_lines, refusing_lines
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.source import Source
 from auditor.project.meaning.summaries import PROCESS
@@ -35,10 +36,10 @@ def note_held_over(recogniser: Recogniser, source: Source, outcome: Outcome) -> 
         recogniser.wrappers.setdefault(function, _told(source, outcome))
 
 
-def ended_by_callers(outcome: Outcome, received: Sequence[Outcome]) -> Outcome:
+def ended_by_callers(outcome: Outcome, received: Sequence[Outcome], calls: Calls) -> Outcome:
     """`def try_begin(): profiler.start(); return True`, whose name says nothing, but whose callers end it."""
     if outcome.held_over and any(each.lease.released for each in received):
-        refused = refusing_lines(outcome.function)
+        refused = refusing_lines(outcome.function) | doubtful_lines(outcome.function, calls, outcome.call)
         left = tuple(
             leak
             for leak in outcome.lease.leaks

@@ -55,7 +55,7 @@ from auditor.project.leases.only_read import only_read
 from auditor.project.leases.only_the_first import only_the_first
 from auditor.project.leases.passed_over import passed_over
 from auditor.project.leases.put_back import puts_back
-from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at
+from auditor.project.leases.refusals import is_kept_by_others, refusals, undone_at, undone_in_vain
 from auditor.project.leases.refused_later import refused_later
 from auditor.project.leases.released_alone import ended_alone, release_lent
 from auditor.project.leases.skipped_turn import skipped_turn
@@ -132,7 +132,7 @@ class Follower(Afterwards):
         leaks = without_given_back(self.function, op.at, leaks, ending)
         takers = recogniser.calls.targets(self.function, op.at)[0] if acquisition.inner else ()
         own = puts_back(self.function, takers, endings)
-        rolled_back = not own and self._only_rolled_back(acquisition, followed)
+        rolled_back = not own and self._only_rolled_back(op, acquisition, followed)
         elsewhere = rolled_back and self._ended_elsewhere(op, acquisition)
         refused = self._refused(op, acquisition, endings, leaks) if elsewhere else ()
         refused = refused or (self._unnoted(op, acquisition, followed, leaks) if elsewhere else ())
@@ -349,7 +349,7 @@ class Follower(Afterwards):
         rebound = any(leak.loss is Loss.REBOUND for leak in leaks)
         return rebound and acquisition.places[0][0] not in self.function.parameters
 
-    def _only_rolled_back(self, acquisition: Acquisition, followed: Followed) -> bool:
+    def _only_rolled_back(self, op: Call, acquisition: Acquisition, followed: Followed) -> bool:
         """Nothing here gives it back, or nothing but the handling of a failure.
 
         What is only marked (pinned, locked, counted) and given back when something fails is kept on purpose
@@ -357,7 +357,7 @@ class Follower(Afterwards):
         ended = followed.endings.released | followed.endings.later
         released = {node: held for node, held in ended.items() if self._only_ends(node)}
         if is_kept_by_others(acquisition):
-            undone = undone_at(self.function)
+            undone = undone_at(self.function) | undone_in_vain(self.function, op.at)
             ends = self.effects.recogniser.ending_names(acquisition.protocol)
             undone |= broken_off_at(self.effects.recogniser.calls, self.function, acquisition, ends)
             released = {

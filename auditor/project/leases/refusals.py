@@ -11,11 +11,13 @@ from collections.abc import Iterator, Sequence, Set
 from auditor.flow.effects import Acquisition, Handle, Value
 from auditor.flow.lease import Leak, Loss
 from auditor.project.code.answers import NOTHING
-from auditor.project.code.bindings import given_to, own_attribute, suites_of
+from auditor.project.code.bindings import given_to, own_attribute, suites_of, ways
 from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Function, last_part
 from auditor.project.leases.told_by_both import asked_beside, sees_to_one_alone
 from auditor.source.nodes import walk
+
+NONE = ast.Constant(value=None)
 
 
 def is_kept_by_others(acquired: Acquisition) -> bool:
@@ -52,6 +54,20 @@ def undone_at(function: Function) -> set[int]:
     return found
 
 
+def undone_in_vain(function: Function, acquire: ast.Call) -> set[int]:
+    """Calls of `self.slots.release(); return None` behind the loop in which nothing was found, where a permit
+    goes with what is found."""
+    if not _goes_with_it(function, acquire):
+        return set()
+    return {
+        id(each)
+        for suite in suites_of(function.node)
+        if len(suite) > 2 and isinstance(suite[-3], ast.For | ast.While) and isinstance(suite[-2], ast.Expr)
+        if isinstance(suite[-1], ast.Return) and _text(suite[-1]) in NOTHING
+        for each in walk(suite[-2])
+    }
+
+
 def _is_missing(test: ast.expr) -> str:
     """`chunk` of `if chunk is None: self.share.release()`, before `return chunk`."""
     match test:
@@ -83,14 +99,39 @@ def refusals(
         return ()  # it always answers so
     if kept:
         saying |= {_text(node) for node in returned if _was_there(function, node.value)}
-    doubtful = {
-        node.lineno for node in returned if _may_refuse(function, calls, acquire, node.value, refusing)
-    }
+    doubtful = doubtful_lines(function, calls, acquire, handed_on)
     silent = frozenset({Loss.NEXT_TURN}) if kept else frozenset[Loss]()
     refused = [leak for leak in leaks if leak.loss is Loss.RETURN]
     saying_so = doubtful | {line for line, answer in answers.items() if answer in saying}
     untold = {id(leak) for leak in refused if leak.at.line in saying_so}
     return tuple(leak for leak in leaks if leak.loss in silent or id(leak) in untold)
+
+
+def doubtful_lines(function: Function, calls: Calls, acquire: ast.Call, handed_on: bool = True) -> set[int]:
+    """Where what it answers may say that there is nothing: `return self.pool.lease(origin)`."""
+    refusing = {_text(node) for node in _refusing(function, acquire)}
+    if not refusing and handed_on and _goes_with_it(function, acquire):
+        refusing = {"None"}
+    returned = [node for node in function.statements if isinstance(node, ast.Return)]
+    return {node.lineno for node in returned if _may_refuse(function, calls, acquire, node.value, refusing)}
+
+
+def _goes_with_it(function: Function, acquire: ast.Call) -> bool:
+    """`self.pool.give(wire)`, `self.slots.release()` in a method that is told the wire: of a permit that
+    was taken for none nobody knows."""
+    its = ast.unparse(acquire.func.value) if isinstance(acquire.func, ast.Attribute) else ""
+    for method in function.cls.methods.values() if function.cls is not None else ():
+        told = set(method.parameters[1:])
+        others = [each for each in method.calls if isinstance(each.func, ast.Attribute) and not each.args]
+        ends = any(
+            ast.unparse(each.func.value) == its and each.func.attr != last_part(acquire.func)
+            for each in others
+            if isinstance(each.func, ast.Attribute)
+        )
+        hands = any(getattr(arg, "id", "") in told for each in method.calls for arg in each.args)
+        if method is not function and ends and hands:
+            return True
+    return False
 
 
 def refusing_lines(function: Function) -> set[int]:
@@ -115,7 +156,7 @@ def _may_refuse(
             )
         case ast.Name(id=name):
             given = list(given_to(function, name))
-            if _is_there_already(function, acquire, name):
+            if _is_there_already(function, acquire, name) or _is_looked_at(function, answer):
                 return False
             return len(given) == 1 and _may_refuse(function, calls, acquire, given[0], refusing)
         case ast.Call(func=func) if answer is not acquire and refusing:
@@ -138,8 +179,34 @@ def _is_there_already(function: Function, acquire: ast.Call, name: str) -> bool:
     )
 
 
+def _is_looked_at(function: Function, answer: ast.Name) -> bool:
+    """`if url is None: self.share.release()` before `return url`, which has seen to it, or `if url is not
+    None:` around that."""
+    asked = [
+        node for node in function.statements if isinstance(node, ast.If) and node.lineno <= answer.lineno
+    ]
+    return any(
+        _is_missing(node.test) == answer.id
+        or (
+            _is_there(node.test) == answer.id
+            and any(each is answer for part in node.body for each in walk(part))
+        )
+        for node in asked
+    )
+
+
+def _is_there(test: ast.expr) -> str:
+    match test:
+        case ast.Compare(left=ast.Name(id=name), ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            return name
+        case ast.Name(id=name):
+            return name
+    return ""
+
+
 def _answers(method: Function) -> set[str]:
-    return {_text(node) for node in method.statements if isinstance(node, ast.Return)}
+    given = (node.value for node in method.statements if isinstance(node, ast.Return))
+    return {ast.unparse(way) for each in given for way in ways(each or NONE)}
 
 
 def _was_there(function: Function, answer: ast.expr | None) -> bool:
