@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from functools import partial
 
 from auditor.flow.effects import Handle, Value
@@ -68,8 +68,12 @@ class OverAnother(Refilling):
             return  # `self.shown[name] = buffer.clone()`
         family = self._those_around(function)
         borrowed = partial(self._borrowed, acquisition)
-        for filling in put_in_its_place(function, outcome.call, self._ends(outcome)):
-            yield filled(filling, list(self._ends_of(outcome, filling)))
+        ends = self._ends(outcome)
+        callers_end = partial(self._callers_end, function, ends)
+        for filling in put_in_its_place(function, outcome.call, ends, callers_end):
+            enders = list(self._ends_of(outcome, filling))
+            if not self._seen_to(filling, enders):
+                yield filled(filling, enders)
         for filling in lent_into(function, outcome.call, _marked(outcome)):
             tensors = acquisition.value is Value.TENSOR
             way = Way(filling, outcome.call, family, self._ends(outcome), borrowed, tensors)
@@ -100,6 +104,17 @@ class OverAnother(Refilling):
             working = filling.owner != function.owner and works_first(filling)  # so its callers ended nothing
             if enders and not ended and (working or not self._seen_to(filling, enders)):
                 yield filled(filling, enders)
+
+    def _callers_end(self, function: Function, ends: Set[str]) -> bool:
+        """`old, fresh = self.own_copy(key)`, and `pool.drop(old)` behind it."""
+        return any(
+            each is not function
+            and f"{function.name}(" in each.text
+            and any(last_name(call) == function.name for call in each.calls)
+            and any(last_name(call) in ends for call in each.calls)
+            for module in self.project.parsed()
+            for each in list(module.by_node.values())
+        )
 
     def _may_have_ended(self, outcome: Outcome, way: Way, enders: Sequence[Function]) -> bool:
         """What is passed over for what is asked of it, `if row is not None and row.fit: return row`."""

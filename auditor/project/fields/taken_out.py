@@ -251,6 +251,7 @@ class TakenOut(InPart):
             each
             for each in self._releases(outcome, method)
             if not _only_of(each, beside)
+            and each is not outcome.call
             and not self._ends_others(outcome, method, each)
             and each not in of_others
             and self._may_reach_its_end(outcome, each)
