@@ -72,7 +72,7 @@ class TakenOut(InPart):
         others = {place[:2] for place in outcome.beside if place[0] == own or place == RESULT} - {container}
         if path in self.noted:
             others = set()
-        elif acquisition.keyed or others - {RESULT}:
+        elif others - {RESULT}:
             return
         if path[2:3] != (ANY_ITEM,):
             return

@@ -51,6 +51,7 @@ class WayOut:
         self.ops = method.graph.ops
         self.emptied = {id(self.ops[each]) for each in emptied_slots(self.ops)}
         self.names = {place[0] for place in held.places} - set(_keys(method, container))
+        self.itself = {place[0] for place in held.places if len(place) == 1}
         self.path: list[Station] = shortest_path(method.graph, followed.solution, node, held)
         nodes = [*(station.node for station in self.path), node]
         taking = [index for index, each in enumerate(nodes) if self._takes(self.ops[each])]
@@ -157,7 +158,7 @@ class WayOut:
             id(part)
             for call in nodes
             if isinstance(call, ast.Call) and not may_end(call)
-            for part in (*_asked_for_parts(call, own), *(_asked(call) if own == ANY_ITEM else ()))
+            for part in (*_asked_for_parts(call, own), *_asked(call, self.itself))
         }
         only_tell |= {id(each) for call in nodes for each in _only_read(call)}
         only_tell |= {
@@ -307,10 +308,11 @@ def _read(call: ast.AST) -> Iterator[ast.AST]:
     yield from (part for part in walk(call) if id(part) not in within)
 
 
-def _asked(call: ast.Call) -> Iterator[ast.Name]:
-    """`buffer` of `buffer.view()`, of which no name says that it ends something."""
+def _asked(call: ast.Call, itself: Set[str]) -> Iterator[ast.Name]:
+    """`buffer` of `buffer.view()`, which is the lease itself, and of which no name says that it ends
+    something."""
     match call:
-        case ast.Call(func=ast.Attribute(value=ast.Name() as entry, attr=way)):
+        case ast.Call(func=ast.Attribute(value=ast.Name() as entry, attr=way)) if entry.id in itself:
             if ENDING.search(way) is None and not looks_releasing(call):
                 yield entry
 
