@@ -31,6 +31,7 @@ class Releases:
 
     def __init__(self, calls: Calls, protocols: Sequence[Protocol], pairs: Sequence[Pair]) -> None:
         self.calls = calls
+        self.acquiring: dict[Function, tuple[Pair, Half]] = {}
         self.aliases = Aliases()
         self.declared = tuple(protocol for protocol in protocols if protocol.origin == "settings")
         self.built_in = tuple(protocol for protocol in protocols if protocol.origin == "built-in")
@@ -169,13 +170,21 @@ class Releases:
         return own and target.name in PARTING
 
     def _told_to_end(self, target: Function, protocol: str) -> tuple[Pair, Half] | None:
-        """An end, or what overrides one and asks it: `super().do_release(token)`."""
+        """An end, or what overrides one and asks it: `super().do_release(token)`. What gives back by another
+        end what it exchanges, `bigger = pool.regrow(span)`, may refuse: its body tells."""
         if target in self.releasing:
+            if target in self.acquiring and self._asks_another_end(target):
+                return None
             return self._proposed.get((target, protocol)) or self.releasing[target]
         lineage = self.calls.model.lineage(target.cls)[1:] if target.cls is not None else ()
         overridden = (cls.methods[target.name] for cls in lineage if target.name in cls.methods)
         ended = next((self.releasing[each] for each in overridden if each in self.releasing), None)
         return ended if ended is not None and target.name in called(target) else None
+
+    def _asks_another_end(self, target: Function) -> bool:
+        family = target.cls.methods if target.cls is not None else {}
+        asked = (family.get(name) for name in called(target))
+        return any(each is not target and each in self.releasing for each in asked if each is not None)
 
     def _put_back_by_hand(
         self, function: Function, call: ast.Call, position: Position, protocol: str

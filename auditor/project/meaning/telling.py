@@ -4,12 +4,14 @@ import ast
 from collections.abc import Iterable, Set
 
 from auditor.flow.clauses import Fact
+from auditor.flow.follow import known_at_nodes
 from auditor.flow.held import Held
 from auditor.flow.knowledge import EQUAL, NOTHING, SAME, Knowledge, excluded
 from auditor.flow.operands import uses
 from auditor.flow.solve import Solution
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RESULT, Assume, Await, Call, Leave, Move, Unpack, Way
+from auditor.source.nodes import walk
 
 NONE = ast.Constant(value=None)
 IS_THERE: Knowledge = frozenset({("", True), (" is None", False)})
@@ -31,7 +33,10 @@ def tells_apart(
 ) -> bool:
     """Whether all other ways out return something of which the opposite is known; `ended`: some of them are
     left without the lease; `returning` are those that return it."""
+    if not said:
+        return False
     unchanged = set(left)
+    known = known_at_nodes(graph) if ended else {}
     others = []
     for node, op in enumerate(graph.ops):
         if isinstance(op, Leave) and op.way is not Way.RAISE:
@@ -41,7 +46,7 @@ def tells_apart(
                 continue
             others += [said_at(graph, node, here[held]) for held in here if (node, held) not in unchanged]
             if ended and (not here or _spelt_out(getattr(op.at, "value", None) or NONE) is None):
-                others.append(said_at(graph, node, NOTHING))
+                others.append(said_at(graph, node, known.get(node, NOTHING)))
     return bool(others) and any(all(_opposed(fact, other) for other in others) for fact in said)
 
 
@@ -54,9 +59,27 @@ def asked_of(graph: Graph, call: Call) -> bool:
     """Whether the function decides by what the call returned, and by nothing that cannot be followed."""
     names = names_of_answer(graph, call)
     asked = [op for op in graph.ops if isinstance(op, Assume)]
-    about = [op for op in asked if not names.isdisjoint(op.names) or (op.subject or ("",))[0] in names]
+    about = [
+        op
+        for op in asked
+        if (op.subject or ("",))[0] in names
+        or (not names.isdisjoint(op.names) and not _measures(op.at, names))
+    ]
     plain = [op.key for op in about if not isinstance(op.at, ast.BoolOp)]
     return bool(plain) and all(any(_is_followed(key, name) for name in names) for key in plain)
+
+
+def _measures(test: ast.AST, names: Set[str]) -> bool:
+    """`len(span) < n` and `span.pages < n`: there is one, then."""
+    inner = [
+        part
+        for node in walk(test)
+        if isinstance(node, ast.Attribute)
+        or (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "len")
+        for part in walk(node)
+    ]
+    within = {id(part) for part in inner}
+    return all(id(node) in within for node in walk(test) if isinstance(node, ast.Name) and node.id in names)
 
 
 def ignored(graph: Graph, call: Call) -> bool:
