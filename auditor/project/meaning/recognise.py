@@ -65,6 +65,7 @@ class Recogniser(Releases):
 
     def __init__(self, calls: Calls, protocols: Sequence[Protocol], pairs: Sequence[Pair]) -> None:
         super().__init__(calls, protocols, pairs)
+        self.acquiring: dict[Function, tuple[Pair, Half]] = {}
         self.wrappers: dict[Function, Source] = {}
         self.openers: Mapping[Class, Opener] = {}
         self.contexts: Set[Function] = frozenset()  # context managers that lend

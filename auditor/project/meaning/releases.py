@@ -31,7 +31,6 @@ class Releases:
 
     def __init__(self, calls: Calls, protocols: Sequence[Protocol], pairs: Sequence[Pair]) -> None:
         self.calls = calls
-        self.acquiring: dict[Function, tuple[Pair, Half]] = {}
         self.aliases = Aliases()
         self.declared = tuple(protocol for protocol in protocols if protocol.origin == "settings")
         self.built_in = tuple(protocol for protocol in protocols if protocol.origin == "built-in")
@@ -173,7 +172,7 @@ class Releases:
         """An end, or what overrides one and asks it: `super().do_release(token)`. What gives back by another
         end what it exchanges, `bigger = pool.regrow(span)`, may refuse: its body tells."""
         if target in self.releasing:
-            if target in self.acquiring and self._asks_another_end(target):
+            if _may_answer_none(target) and self._asks_another_end(target):
                 return None
             return self._proposed.get((target, protocol)) or self.releasing[target]
         lineage = self.calls.model.lineage(target.cls)[1:] if target.cls is not None else ()
@@ -305,6 +304,13 @@ class Releases:
         if position == -1:
             return False
         return RELEASING.fullmatch(name) is not None
+
+
+def _may_answer_none(function: Function) -> bool:
+    """`return None` on one way, and something that has a name on another."""
+    answers = [node.value for node in function.statements if isinstance(node, ast.Return)]
+    none = any(each is None or (isinstance(each, ast.Constant) and each.value is None) for each in answers)
+    return none and any(isinstance(each, ast.Name) for each in answers)
 
 
 def stores_of(pair: Pair) -> Set[str]:
