@@ -1,5 +1,6 @@
 """A store that is gone through for the best: `if best is None or each.size > best.size: best = each`, and
-else `each` goes back. The best so far has to go back as well when a better one is found."""
+else `each` goes back. The best so far has to go back as well when a better one is found; so has what is kept
+for want of a better one, `fallback = each`, when the next one is."""
 
 import ast
 from collections.abc import Set
@@ -15,15 +16,38 @@ def best_passed_over(here: TakenHere) -> ast.Name | None:
     """The `best = each` by which the former one is in nobody's hands."""
     name = _name_of(here)
     for loop in here.loops if name else ():
-        for choice in walk(loop):
-            if isinstance(choice, ast.If) and (best := _chosen(choice, name)) is not None:
-                nothing_yet = any(
-                    isinstance(value, ast.Constant) and value.value is None
-                    for value in given_to(here.function, best.id)
-                )
-                if nothing_yet and _forgets(loop, choice, name, best.id):
-                    return best
+        if (kept := _kept_for_want(loop, name)) is not None and _is_nothing_at_first(here, kept.id):
+            return kept
+        for choice in (each for each in walk(loop) if isinstance(each, ast.If)):
+            best = _chosen(choice, name)
+            if (
+                best is not None
+                and _is_nothing_at_first(here, best.id)
+                and _forgets(loop, choice, name, best.id)
+            ):
+                return best
     return None
+
+
+def _is_nothing_at_first(here: TakenHere, best: str) -> bool:
+    given = given_to(here.function, best)
+    return any(isinstance(value, ast.Constant) and value.value is None for value in given)
+
+
+def _kept_for_want(loop: ast.AST, name: str) -> ast.Name | None:
+    """`fallback` of `fallback = each` at the end of a turn, of which only ways out of the loop speak."""
+    match loop:
+        case ast.For(body=[*before, ast.Assign(targets=[ast.Name() as kept], value=ast.Name(id=given))]):
+            pass
+        case ast.While(body=[*before, ast.Assign(targets=[ast.Name() as kept], value=ast.Name(id=given))]):
+            pass
+        case _:
+            return None
+    leaving = [each for each in before if isinstance(each, ast.If) and isinstance(each.body[-1], LEAVING)]
+    out = {id(node) for each in leaving for part in each.body for node in walk(part)}
+    loads = [node for node in walk(loop) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    alone = all(id(node) in out for node in loads if node.id == kept.id)
+    return kept if given == name and leaving and alone else None
 
 
 def _name_of(here: TakenHere) -> str:

@@ -36,6 +36,11 @@ MEASURES = frozenset({"used", "free", "allocated", "alloc", "reserved", "count",
 """Of these words those that say how much of it, where a caller says how much he needs."""
 
 
+AGES = frozenset({"version", "epoch"})
+"""Of these words those that say of when it is, where a caller says of when he wants one. A stamp or a
+generation may as well tell that the entry is of a thing that was lent meanwhile."""
+
+
 @dataclass(frozen=True, slots=True)
 class Condition:
     """All that a test speaks of, with what its local names were given and its own methods ask."""
@@ -65,6 +70,7 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
     by_caller = _is_held_against(test, own_parameters(function))
     if stock.alone and any(_is_feature(node, names) for node in walk(test)):
         measured = by_caller and words & BOOKS <= MEASURES and _compares_sizes(test)
+        measured = measured or (by_caller and words & BOOKS <= AGES)
         worn = bool(words & WORN) or _asks_own_books(stock, function, asked)
         if (measured or not books) and not worn:
             return True

@@ -6,6 +6,7 @@ from auditor.flow.follow import Followed
 from auditor.flow.held import Endings
 from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.ir.ops import Call
+from auditor.project.code.bindings import given_to
 from auditor.project.leases.beginnings import (
     always_in_a_table,
     flags_beside,
@@ -59,8 +60,9 @@ class Afterwards(Following):
         return all(own and reads_field(value, own) for value in values)
 
     def _asked_at(self, returning: Iterable[int]) -> Knowledge:
-        """`if keep: return slot`: who does not ask for it gets none."""
-        parameters = self.graph.parameters
+        """`if keep: return slot`: who does not ask for it gets none. What a parameter was before `into =
+        pool.fetch()`, nothing says behind that."""
+        parameters = tuple(each for each in self.graph.parameters if not any(given_to(self.function, each)))
         asked = [of_parameters(parameters, self.known.get(node, NOTHING)) for node in returning]
         return frozenset.intersection(*asked)
 
