@@ -171,6 +171,9 @@ SETS = (
     "needlemakers",
     "basketmakers",
     "coppersmiths",
+    "ropeworkers",
+    "bellringers",
+    "lacemakers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

@@ -203,7 +203,7 @@ KEPT = {
     "raftsmen": (226, 67, {"pipe_stage.py:94", "rdma_credit.py:125", "ring_exchange.py:139"}),
     "lockmakers": (231, 75, set[str]()),
     "capstans": (225, 71, {"paged_kv.py:190"}),
-    "windlasses": (228, 71, {"http_pool.py:89", "rate_permits.py:121"}),
+    "windlasses": (228, 72, {"rate_permits.py:121"}),
     "brushmakers": (
         236,
         77,
@@ -216,7 +216,21 @@ KEPT = {
         {"adapter_slots.py:188", "rollout/leases.py:80", "staging_loader.py:160", "token_permits.py:200"},
     ),
     "basketmakers": (227, 77, {"gateway/sessions.py:27", "gateway/sessions.py:39", "shard_writer.py:38"}),
-    "coppersmiths": (230, 71, {"meshd/binding.py:24", "meshd/binding.py:30", "shm_cache.py:90"}),
+    "coppersmiths": (230, 73, {"meshd/binding.py:24", "meshd/binding.py:30", "sessions.py:171", "shm_cache.py:90"}),
+    "ropeworkers": (231, 65, set[str]()),
+    "bellringers": (229, 77, {"fp8_workspace.py:154", "ringcomm/channel.py:45"}),
+    "lacemakers": (
+        230,
+        70,
+        {
+            "nixlite/mover.py:32",
+            "nixlite/mover.py:45",
+            "rate_gate.py:118",
+            "rate_gate.py:178",
+            "staging_ring.py:181",
+            "weight_stream.py:79",
+        },
+    ),
 }
 """Of each set the labels, the leaks found at least, and the clean sites that are reported all the same."""
 
@@ -238,6 +252,7 @@ TOLD_ELSEWHERE = {
     "page_bitmap.py:102",
     "page_bitmap.py:104",
     "shm_loader/segments.py:12",
+    "sampler_workspace.py:222",
 }
 """Leaks that are told where the lease is taken out of a table, or of its guard, and labelled where it was put
 in; a file and its map that an object opens and never closes, which nobody has labelled."""
@@ -252,10 +267,11 @@ WRONG_BESIDE_LABELS = {
     "grad_reducer.py:130",
     "p015.py:88",
     "pipeline_stage.py:98",
+    "pd_transfer.py:170",
 }
 """Lines without a label at which something is told all the same, and wrongly."""
 
-OLDEST = 142
+OLDEST = 145
 """So many of the first sets, most of the time of all, are judged by `make fuzz` alone."""
 
 

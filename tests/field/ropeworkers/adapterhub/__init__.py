@@ -1,0 +1,1 @@
+"""Adapter residency shared by several engines."""

@@ -1,0 +1,4 @@
+from .arena import CellArena, LogitBuffers
+from .search import BeamSearch
+
+__all__ = ["BeamSearch", "CellArena", "LogitBuffers"]
