@@ -216,7 +216,11 @@ KEPT = {
         {"adapter_slots.py:188", "rollout/leases.py:80", "staging_loader.py:160", "token_permits.py:200"},
     ),
     "basketmakers": (227, 77, {"gateway/sessions.py:27", "gateway/sessions.py:39", "shard_writer.py:38"}),
-    "coppersmiths": (230, 73, {"meshd/binding.py:24", "meshd/binding.py:30", "sessions.py:171", "shm_cache.py:90"}),
+    "coppersmiths": (
+        230,
+        73,
+        {"meshd/binding.py:24", "meshd/binding.py:30", "sessions.py:171", "shm_cache.py:90"},
+    ),
     "ropeworkers": (231, 65, set[str]()),
     "bellringers": (229, 77, {"fp8_workspace.py:154", "ringcomm/channel.py:45"}),
     "lacemakers": (
