@@ -98,7 +98,6 @@ from auditor.project.fields.refilled_in_a_loop import refilled_in_a_loop
 from auditor.project.fields.round_after_round import only_fills_the_empty, passes_over_the_end
 from auditor.project.fields.runs_again import reckons_with_another_turn
 from auditor.project.fields.setters import only_fills
-from auditor.project.fields.swapped_away import swapped_away
 from auditor.project.fields.under_one_flag import under_one_flag
 from auditor.project.meaning.needs import Question
 from auditor.project.meaning.sites import last_name
@@ -132,7 +131,7 @@ class Refilling(ForgottenFields):
             return filling
         decide = self._field_again if filling.key is None else self._key_again
         known = bool(only_says(filling)) or replaced_knowingly(filling, self._ends(outcome), family)
-        known = known or swapped_away(filling) or self._only_fills(filling, family, enders)
+        known = known or self._only_fills(filling, family, enders)
         again = known or decide(filling, outcome, family, enders)
         if again and not self._in_step(filling, enders):
             return filling
@@ -197,7 +196,7 @@ class Refilling(ForgottenFields):
         if (renewed := is_of_another_now(found[0])) or unsure:
             return found[0] if renewed else None
         known = replaced_knowingly(found[0], self._ends(outcome), family)
-        known = known or replaces_what_it_saw(found[0], (), self._ends(outcome)) or swapped_away(found[0])
+        known = known or replaces_what_it_saw(found[0], (), self._ends(outcome))
         return found[0] if known or not looks_first(found[0], family) else None
 
     def _ends(self, outcome: Outcome) -> Set[str]:

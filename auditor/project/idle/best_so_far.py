@@ -36,10 +36,8 @@ def _is_nothing_at_first(here: TakenHere, best: str) -> bool:
 
 def _kept_for_want(loop: ast.AST, name: str) -> ast.Name | None:
     """`fallback` of `fallback = each` at the end of a turn, of which only ways out of the loop speak."""
-    match loop:
-        case ast.For(body=[*before, ast.Assign(targets=[ast.Name() as kept], value=ast.Name(id=given))]):
-            pass
-        case ast.While(body=[*before, ast.Assign(targets=[ast.Name() as kept], value=ast.Name(id=given))]):
+    match getattr(loop, "body", []):
+        case [*before, ast.Assign(targets=[ast.Name() as kept], value=ast.Name(id=given))]:
             pass
         case _:
             return None

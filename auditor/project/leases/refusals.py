@@ -119,13 +119,14 @@ def doubtful_lines(function: Function, calls: Calls, acquire: ast.Call, handed_o
 def _goes_with_it(function: Function, acquire: ast.Call) -> bool:
     """`self.pool.give(wire)`, `self.slots.release()` in a method that is told the wire: of a permit that
     was taken for none nobody knows."""
-    its = ast.unparse(acquire.func.value) if isinstance(acquire.func, ast.Attribute) else ""
-    for method in function.cls.methods.values() if function.cls is not None else ():
+    if function.cls is None or not isinstance(acquire.func, ast.Attribute):
+        return False
+    its, way = ast.unparse(acquire.func.value), acquire.func.attr
+    for method in function.cls.methods.values():
         told = set(method.parameters[1:])
-        others = [each for each in method.calls if isinstance(each.func, ast.Attribute) and not each.args]
         ends = any(
-            ast.unparse(each.func.value) == its and each.func.attr != last_part(acquire.func)
-            for each in others
+            not each.args and last_part(each.func) != way and ast.unparse(each.func.value) == its
+            for each in method.calls
             if isinstance(each.func, ast.Attribute)
         )
         hands = any(getattr(arg, "id", "") in told for each in method.calls for arg in each.args)
