@@ -64,9 +64,13 @@ class Perhaps(Amounts):
 
     @cached_property
     def _made_by_trusted(self) -> frozenset[str]:
-        """Names of what the trusted calls return."""
-        calls = (self.graph.ops[node] for node in self.trusted if node != self.site)
-        names = {op.target[0] for op in calls if isinstance(op, Call)}
+        """Names of what the trusted calls return, and methods of objects: `kernel.run(piece.view(dtype))`."""
+        calls = ((node, op) for node, op in enumerate(self.graph.ops) if isinstance(op, Call))
+        names = {
+            op.target[0]
+            for node, op in calls
+            if node != self.site and (node in self.trusted or len(op.receiver or ()) == 1)
+        }
         for op in self.graph.ops:
             if isinstance(op, Move | Await) and op.source[:1] == op.source and op.source[0] in names:
                 names.add(op.target[0])

@@ -137,7 +137,8 @@ class Analysis:
         given = names_given(made, self.project.sources)
         words = self._with_aliases(self.recogniser.words) | given
         unforeseen = self.called.calling(self.project.sources, self.recogniser.unforeseen | given)
-        paths = sorted({*self._calling(words), *unforeseen})
+        named = self.called.calling_of(self.project.sources, self.recogniser.common_names)
+        paths = sorted({*self._calling(words), *unforeseen, *named})
         for path in paths:
             self.project.module(path)
         self.calls.index_names(f for module in self.project.parsed() for f in module.by_node.values())

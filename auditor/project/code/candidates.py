@@ -1,7 +1,7 @@
 """Which files and calls can matter at all, decided from text before anything is parsed."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from fnmatch import translate
 
 from auditor.project.code.default_factories import names_of_factories
@@ -14,6 +14,7 @@ from auditor.protocols.vocabulary import (
     Name,
     pairs_with,
     some_undo_others,
+    split,
     take_apart,
 )
 from auditor.source.both_ways import written_both_ways
@@ -103,6 +104,19 @@ class CalledNames:
                     continue
             names = self.of(path)
             if not names.isdisjoint(exact) or (wild is not None and any(map(wild.fullmatch, names))):
+                yield path
+
+
+    def calling_of(self, paths: Iterable[str], words: Mapping[str, Set[str]]) -> Iterator[str]:
+        """Those files that call something as the methods of one of these classes are called, and name the
+        class, or what they ask so after it: `shelf.get(` of a `StagingShelf`."""
+        for path in paths if words else ():
+            text, names = self.sources[path], self.of(path)
+            if any(
+                cls in text or any(f"{word}.{name}(" in text for word in split(cls) for name in called & names)
+                for cls, called in words.items()
+                if not names.isdisjoint(called)
+            ):
                 yield path
 
 

@@ -37,6 +37,7 @@ from auditor.project.pools.called_like import (
     given_back_near,
     names_an_amount,
     says_enough,
+    written_for,
 )
 from auditor.project.pools.echoes import echoed
 from auditor.project.pools.halves import Half, Pair
@@ -135,6 +136,15 @@ class Recogniser(Releases):
         unsaid = (each for each in halves if each.by_shape or not each.function.cls or each.name.verb in WEAK)
         return {half.function.name for half in unsaid} - COMMON_NAMES
 
+    @property
+    def common_names(self) -> Mapping[str, Set[str]]:
+        """By pools' classes, what is asked of them by names that say nothing: `get` of a `StagingShelf`."""
+        found: dict[str, set[str]] = {}
+        for _, half in self.acquiring.values():
+            if half.function.cls is not None and half.function.name in COMMON_NAMES - {"__init__"}:
+                found.setdefault(half.function.cls.name, set()).add(half.function.name)
+        return found
+
     def add_openers(self, openers: Mapping[Class, Opener]) -> None:
         """Objects that hold something open are acquired by whoever makes them, from now on."""
         self.openers = openers
@@ -221,13 +231,14 @@ class Recogniser(Releases):
 
     def _shape_alone(self, function: Function, call: ast.Call, target: Function) -> bool:
         """`deck.draw()` of who knows what: the name is no pool's, the receiver is not called like it, and
-        nothing is given back to that receiver here, or by another method of the object whose field it is."""
+        nothing is given back to that receiver here, or by another method of the object whose field it is; nor
+        are both halves called so where the pool is written that nothing else can be meant."""
         pair, half = self.acquiring.get(target, (None, None))
         if pair is None or half is None or not half.by_shape or not isinstance(call.func, ast.Attribute):
             return False
         if not self.calls.guessed(function, call) or says_enough(call.func.value, target, pair):
             return False
-        return not given_back_near(function, call.func.value, pair)
+        return not (given_back_near(function, call.func.value, pair) or written_for(function, target, pair))
 
     def _is_inner(self, function: Function, target: Function) -> bool:
         """A class that asks its own private helper keeps its own books; not where another pool lends. So does

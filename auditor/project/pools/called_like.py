@@ -1,9 +1,11 @@
 """Whether a name, or what is given back to it, says that it stands for a certain pool."""
 
 import ast
+from collections import OrderedDict, deque
 from collections.abc import Callable, Set
 
 from auditor.project.code.asked_of import is_called_like, listing
+from auditor.project.code.calls import COMMON_NAMES
 from auditor.project.code.modules import Function, Module, last_part
 from auditor.project.pools.halves import Pair
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, GUARDS, WEAK, singular, split, take_apart
@@ -11,6 +13,9 @@ from auditor.source.nodes import walk
 
 UNSAYING = frozenset({"base", "abstract", "interface", "kv", "cache", "memory", "new", "the"})
 """Words of classes' names by which no pool is told from another thing."""
+
+_OF_CONTAINERS = COMMON_NAMES.union(*(map(dir, (list, set, dict, OrderedDict, deque))))
+"""Names that say nothing of who is asked."""
 
 
 def called_like_pool(receiver: ast.expr, pair: Pair) -> bool:
@@ -62,6 +67,18 @@ def given_back_near(function: Function, receiver: ast.expr, pair: Pair) -> bool:
         for each in near
         for other in each.calls
     )
+
+
+def written_for(function: Function, target: Function, pair: Pair) -> bool:
+    """Whether another class of the pool's own file asks what is lent to go back, all of it by names that no
+    container has: `self.small.carve(n)` beside `piece.uncarve()` and a class `Arena` means that one."""
+    own = {half.function.cls for half in (*pair.acquires, *pair.releases)}
+    of_lent = {half.function.name for half in pair.releases if half.function.cls is not pair.owner}
+    if function.module is not target.module or function.cls in own or target.name in _OF_CONTAINERS:
+        return False
+    others = (each for each in function.module.by_node.values() if each.cls not in own)
+    back = of_lent - _OF_CONTAINERS
+    return any(last_part(call.func) in back for each in others for call in each.calls)
 
 
 def asked_for_both(
