@@ -10,7 +10,7 @@ from auditor.flow.held import Endings, Held
 from auditor.flow.kept_beside import kept_beside
 from auditor.flow.knowledge import NOTHING, Knowledge
 from auditor.flow.measured_by import measured_by
-from auditor.flow.measured_only import only_measured
+from auditor.flow.measured_only import only_measured, ranked
 from auditor.flow.only_told import only_told
 from auditor.flow.operands import operands
 from auditor.flow.ownership import Ownership
@@ -182,6 +182,7 @@ def _follow(
             others |= kept_beside(*believed)
             domain, solution = followed(trusted | shown.lent, others)
     others |= _gone_on_with(graph, domain.endings) | only_measured(graph, domain.endings)
+    others |= ranked(graph) if domain.endings.unknown else frozenset()
     if others != domain.others and domain.endings.unknown:
         domain, solution = followed(domain.trusted, others)
     return Followed(domain.endings, solution, Shown(frozenset(domain.trusting), others))

@@ -3,6 +3,7 @@
 Where it gives the buffer back while it has such a result, that is another thing, or another name that nobody
 takes anywhere: on no way does it keep the buffer."""
 
+import ast
 from collections.abc import Iterator
 
 from auditor.flow.held import Endings
@@ -13,6 +14,8 @@ from auditor.ir.ops import Assume, Call, Move, Op, is_temporary
 REDUCING = frozenset({"sum", "mean", "norm", "std", "var", "item", "numel"})
 """Methods whose result is a number, or another tensor."""
 
+ORDERING = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+
 SAYING = frozenset({"float", "bool", "len", "print"})
 """Functions whose result is no place of anything."""
 
@@ -22,6 +25,23 @@ def only_measured(graph: Graph, endings: Endings) -> frozenset[str]:
     perhaps = {place[0] for held in endings.released.values() for place in held.maybe if len(place) == 1}
     named = {name for name in perhaps if not is_temporary((name,)) and _is_of_a_call(graph, name)}
     return frozenset(name for name in named if not any(_goes_on(op, name) for op in graph.ops))
+
+
+def ranked(graph: Graph) -> frozenset[str]:
+    """`score` and `top` of `score = self.step(lane)` and `if score > top:`, which are numbers."""
+    names: set[str] = set()
+    for op in graph.ops:
+        match op:
+            case Assume(at=ast.Compare(left=ast.Name(id=one), ops=[asked], comparators=[ast.Name(id=other)])):
+                names |= {one, other} if isinstance(asked, ORDERING) else set()
+    scores = {name for name in names if _is_of_a_call(graph, name)}
+    return frozenset(scores | {name for name in names if _takes_over(graph, name, scores)})
+
+
+def _takes_over(graph: Graph, name: str, scores: set[str]) -> bool:
+    """`top = score`"""
+    given = {op.source for op in graph.ops if isinstance(op, Move) and op.target == (name,)}
+    return any(len(source) == 1 and source[0] in scores for source in given)
 
 
 def _is_of_a_call(graph: Graph, name: str) -> bool:

@@ -1,6 +1,7 @@
 """Tests to branches: which way is taken when, in words that later tests of the same thing share."""
 
 import ast
+from dataclasses import replace
 
 from auditor.ir.builder import End
 from auditor.ir.conditions import Condition, condition, path_of, path_tested, polled
@@ -33,8 +34,17 @@ class DecisionLowering(Lowering):
             return self._compare_value(test)
         if asked is None:
             return self._test_of(test, self.value(test))
+        asked = self._of_the_first(test, asked)
         subject = self._pure_path(asked.subject)
         return self._assume(test, asked, subject)
+
+    def _of_the_first(self, test: ast.expr, asked: Condition) -> Condition:
+        """`best != start` where `best = start` came before all else: whatever else it is by now, is not that."""
+        match test:
+            case ast.Compare(left=ast.Name(), ops=[ast.Eq() | ast.NotEq()], comparators=[ast.Name() as right]):
+                if asked.subject is None and (test.left.id, right.id) in self.began_as:
+                    return replace(asked, subject=test.left, kind="same", other=right)
+        return asked
 
     def _pure_path(self, node: ast.expr | None) -> Path | None:
         """The path of a subject that needs no evaluation."""

@@ -4,7 +4,7 @@ last, so that the loop does not end behind it.
 
 import ast
 
-from auditor.ir.conditions import is_length
+from auditor.ir.conditions import condition, is_length
 from auditor.ir.turns import asked, inside, is_written
 from auditor.source.nodes import walk
 
@@ -27,8 +27,24 @@ def further_turn_tests(loop: ast.For | ast.AsyncFor) -> dict[str, bool]:
         f"{counter} == {end} - 1": False,
         f"{counter} + 1 == {end}": False,
     }
+    answers |= _under_names(loop, nodes, answers)
     keys = {each.key for each in asked(nodes)}
     return {key: truth for key, truth in answers.items() if key in keys}
+
+
+def _under_names(
+    loop: ast.For | ast.AsyncFor, nodes: list[ast.AST], answers: dict[str, bool]
+) -> dict[str, bool]:
+    """`last = i + 1 == n`, which is asked once at the beginning of each turn."""
+    named: dict[str, bool] = {}
+    for statement in loop.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Compare() as test):
+                known = condition(test)
+                stores = [each for each in nodes if is_written(name, [each])]
+                if known is not None and known.key in answers and len(stores) == 1:
+                    named[name] = answers[known.key] is known.positive
+    return named
 
 
 def _counted(loop: ast.For | ast.AsyncFor) -> tuple[str, ast.expr | None]:

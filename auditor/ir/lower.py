@@ -24,7 +24,7 @@ from auditor.ir.peeks import looked_at_before
 from auditor.ir.record_copies import copies_a_record
 from auditor.ir.scope import FunctionNode, scope_of
 from auditor.ir.statements import StatementLowering
-from auditor.ir.tables import named_copies, named_tables
+from auditor.ir.tables import first_named, named_copies, named_tables
 
 CONSTRUCTORS = frozenset(
     {"list", "dict", "set", "tuple", "sorted", "deque", "defaultdict", "OrderedDict", "ExitStack",
@@ -45,6 +45,7 @@ def lower(function: FunctionNode, tables: frozenset[str] = frozenset()) -> Graph
     lowering.looked_at = looked_at_before(function)
     lowering.tables = frozenset((name,) for name in named_tables(function))
     lowering.key_lists = named_copies(function)
+    lowering.began_as = first_named(function)
     lowering.tables |= {(own, f".{field}") for own in scope.parameters[:1] for field in tables}
     builder.emit(Nop(function))
     if isinstance(function, ast.Lambda):

@@ -25,6 +25,7 @@ class Lowering(ABC):
         self.looked_at: dict[int, str] = {}  # calls that take out what a name has already
         self.tables: frozenset[Path] = frozenset()  # dicts: who goes over one gets keys
         self.key_lists: dict[str, ast.expr] = {}  # names of copies, and of what
+        self.began_as: frozenset[tuple[str, str]] = frozenset()  # names, and others that they begin as
 
     def root(self, name: str) -> str:
         for names in reversed(self._renamed):

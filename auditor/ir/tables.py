@@ -41,6 +41,26 @@ def copied_table(value: ast.expr) -> ast.expr | None:
     return None
 
 
+def first_named(function: FunctionNode) -> frozenset[tuple[str, str]]:
+    """Local names that begin as a parameter which stays what it is: `best, score = start, 0.0`."""
+    if isinstance(function, ast.Module | ast.Lambda):
+        return frozenset()
+    args = function.args
+    told = {arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs)}
+    begun: set[tuple[str, str]] = set()
+    for statement in function.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Name(id=first)):
+                begun.add((name, first))
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
+                sides = zip(names, values, strict=False)
+                begun |= {(a.id, b.id) for a, b in sides if isinstance(a, ast.Name) and isinstance(b, ast.Name)}
+    begun = {(name, first) for name, first in begun if first in told and name not in told}
+    stores = (node for node in walk(function) if isinstance(node, ast.Name)) if begun else ()
+    bound = {node.id for node in stores if isinstance(node.ctx, ast.Store)}
+    return frozenset((name, first) for name, first in begun if first not in bound)
+
+
 def named_copies(function: FunctionNode) -> dict[str, ast.expr]:
     """What local names that are given once are copies of."""
     given: dict[str, ast.expr] = {}

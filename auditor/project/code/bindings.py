@@ -107,6 +107,25 @@ def given_to_field(function: Function, name: str) -> Iterator[ast.expr]:
             yield value
 
 
+def entries_put(function: Function) -> Iterator[tuple[str, ast.expr, bool]]:
+    """Fields of its own object into which it puts something, with what that is, and whether it is put there
+    under a key; `None` says that there is nothing."""
+    for node in function.nodes if function.owner else ():
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                tables, keyed = [each.value for each in targets if isinstance(each, ast.Subscript)], True
+            case ast.Call(func=ast.Attribute(value=table, attr="setdefault"), args=[_, value]):
+                tables, keyed = [table], True
+            case ast.Call(func=ast.Attribute(value=table, attr="append" | "appendleft"), args=[value]):
+                tables, keyed = [table], False
+            case _:
+                continue
+        for table in tables:
+            attr = own_attribute(table, function.owner or "")
+            if attr is not None and not (isinstance(value, ast.Constant) and value.value is None):
+                yield attr, value, keyed
+
+
 def ways(value: ast.expr) -> Iterator[ast.expr]:
     """`a` and `b` of `a if flag else b`, awaited or not."""
     match value:

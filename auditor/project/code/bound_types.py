@@ -4,7 +4,12 @@ import ast
 
 from auditor.project.code import annotations
 from auditor.project.code.annotations import Type, Written, named, type_named
-from auditor.project.code.bindings import names_bound, own_attribute
+from auditor.project.code.bindings import (
+    entries_put,
+    given_to_field,
+    names_bound,
+    own_attribute,
+)
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
@@ -99,7 +104,35 @@ class BoundTypes(Lineage):
                     self._shared_attribute(cls, statement)
             for method in cls.methods.values():
                 self._assigned_attributes(cls, method)
+            self._declare_by_entries(cls)
         return self._attributes[cls]
+
+    def _declare_by_entries(self, cls: Class) -> None:
+        """`self.gates[name] = Semaphore(4)`: of a field that says nothing of it, what is put there, where all
+        that is put there is of one type."""
+        put: dict[str, list[tuple[Function, ast.expr, bool]]] = {}
+        for method in cls.methods.values():
+            for attr, value, keyed in entries_put(method):
+                put.setdefault(attr, []).append((method, value, keyed))
+        for attr, entries in put.items():
+            if attr not in self._declared[cls]:
+                types = {self._guarded((cls, attr, id(value)), method, value) for method, value, _ in entries}
+                listed = not all(keyed for _, _, keyed in entries) or _is_list(cls, attr)
+                around = "list[{}]" if listed else "dict[str, {}]"
+                written = self._around(cls, types.pop(), entries[0][1], around) if len(types) == 1 else None
+                if written is not None:
+                    self._declared[cls][attr] = written
+
+    def _around(self, cls: Class, entry: Type | None, made: ast.expr, around: str) -> Written | None:
+        """A table of such entries, as an annotation: a class by its name where it stands, anything else by
+        what makes it here."""
+        if isinstance(entry, Class) and entry.module.classes.get(entry.name) is entry:
+            name, module = entry.name, entry.module
+        elif isinstance(entry, str) and isinstance(made, ast.Call):
+            name, module = ast.unparse(made.func), cls.module
+        else:
+            return None
+        return module, ast.parse(around.format(name), mode="eval").body
 
     def _shared_attribute(self, cls: Class, made: ast.Assign) -> None:
         """`stock = Pool(16)` in the body of the class."""
@@ -237,6 +270,16 @@ class BoundTypes(Lineage):
         elif isinstance(target, ast.Tuple):
             for index, each in enumerate(target.elts):
                 self._bind_element(function, each, annotations.part(written, index), types)
+
+
+def _is_list(cls: Class, attr: str) -> bool:
+    """`self.slots = [None] * count`, in which places are filled by their numbers."""
+    given = (value for method in cls.methods.values() for value in given_to_field(method, attr))
+    return any(
+        isinstance(value, ast.List | ast.ListComp)
+        or (isinstance(value, ast.BinOp) and isinstance(value.left, ast.List))
+        for value in given
+    )
 
 
 def _pairwise(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:

@@ -100,7 +100,7 @@ class OverAnother(Refilling):
             if looked_up and (empty_a_record(enders, inside) or not leave_no_shells(enders, filling.field)):
                 continue
             ended = way.asks_what_ends(enders) or _follows_its_end(way, enders)
-            ended = ended or changes_places(filling, family)
+            ended = ended or changes_places(filling, family) or way.former_is_told_to_end(enders)
             working = filling.owner != function.owner and works_first(filling)  # so its callers ended nothing
             if enders and not ended and (working or not self._seen_to(filling, enders)):
                 yield filled(filling, enders)

@@ -426,6 +426,16 @@ class Way:
     def _is_asked(self, asked: ast.expr) -> bool:
         return self._is_it(asked) or getattr(asked, "id", "") in self._names_of_it()
 
+    def former_is_told_to_end(self, enders: Sequence[Function]) -> bool:
+        """`old = self.rows.get(key)`, and `old.retire(pool)` behind the store: an end of the record's own."""
+        names, own = set(self._names_of_it()), {ender.name for ender in enders if ender not in self.family}
+        return any(
+            isinstance(call.func, ast.Attribute)
+            and call.func.attr in own
+            and getattr(call.func.value, "id", None) in names
+            for call in self.method.calls
+        )
+
     def asks_what_ends(self, enders: Sequence[Function]) -> bool:
         """`if not self.closed: return` above, where who ends what is in the field sets `closed`. What is set
         by one who puts another one there says nothing of that, and what would turn the method away after the

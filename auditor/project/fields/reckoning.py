@@ -160,6 +160,8 @@ def _ends_and_takes(other: Filling, filling: Filling, call: ast.Call, family: Se
     """`self.unpin(name)` before `self.pinned[name] = pool.use(name)`, of the table that is asked about."""
     if other.key is None or other.field != filling.field or not lent_alike(other, call):
         return False
+    if filling.key is None or not same(other.key, filling.key):
+        return False  # `self.free(child)` in a `fork(parent, child)` says nothing of `admit(request)`
     taking = {method.name for method in family if takes_out(method, other.field)}
     return any(
         isinstance(node, ast.Call)

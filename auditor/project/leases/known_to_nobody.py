@@ -187,13 +187,19 @@ def _box_of(target: ast.expr) -> str | None:
     return None
 
 
-def _shown(recogniser: Recogniser, function: Function, call: ast.Call) -> Iterator[ast.expr]:
-    """Arguments that no function it may call does anything with but touch their fields."""
+def _shown(
+    recogniser: Recogniser, function: Function, call: ast.Call, seen: tuple[Function, ...] = ()
+) -> Iterator[ast.expr]:
+    """Arguments that no function it may call does anything with but touch their fields, or show them to such
+    another."""
     named = [(n, each) for n, each in enumerate(call.args) if isinstance(each, ast.Name)]
     targets = recogniser.calls.targets(function, call)[0] if named else ()
     for position, argument in named if targets else ():
         told = [own_parameters(target)[position : position + 1] for target in targets]
-        if all(one and _only_touches(target, one[0]) for target, one in zip(targets, told, strict=True)):
+        if all(
+            one and target not in seen and _only_touches(recogniser, target, one[0], (*seen, target))
+            for target, one in zip(targets, told, strict=True)
+        ):
             yield argument
 
 
@@ -213,7 +219,10 @@ def _told_to_listeners(function: Function) -> Iterator[ast.expr]:
                 yield from args
 
 
-def _only_touches(target: Function, name: str) -> bool:
+def _only_touches(
+    recogniser: Recogniser, target: Function, name: str, seen: tuple[Function, ...]
+) -> bool:
     returned = {id(each) for node in target.nodes if isinstance(node, ast.Return) for each in touched(node)}
     harmless = {id(part) for node in target.nodes for part in touched(node)} - returned
+    harmless.update(id(part) for call in target.calls for part in _shown(recogniser, target, call, seen))
     return all(isinstance(node.ctx, ast.Load) and id(node) in harmless for node in _named(target, name))

@@ -86,8 +86,9 @@ def refusals(
     leaks: Sequence[Leak],
     kept: bool,
 ) -> tuple[Leak, ...]:
-    """Of what is lost that which no caller can know of. `kept`: on other ways it is noted for later. A permit
-    goes with what is returned on other ways, as with a connection."""
+    """Of what is lost that which no caller can know of, told by an answer or an exception of the function's
+    own. `kept`: on other ways it is noted for later. A permit goes with what is returned on other ways, as
+    with a connection."""
     if not (is_kept_by_others(acquired) or kept):
         return ()
     returned = [node for node in function.statements if isinstance(node, ast.Return)]
@@ -95,8 +96,10 @@ def refusals(
     handed_on = acquired.handle is Handle.RECEIVER and not set(answers.values()) <= NOTHING
     refusing = {_text(node) for node in _refusing(function, acquire)}
     saying = (refusing | NOTHING if kept or handed_on else refusing) & NOTHING
+    failing = {node.lineno for node in function.statements if isinstance(node, ast.Raise) and node.exc}
+    raised = tuple(leak for leak in leaks if leak.loss is Loss.RAISE and leak.at.line in failing)
     if answers and set(answers.values()) <= saying:
-        return ()  # it always answers so
+        return raised  # it always answers so
     if kept:
         saying |= {_text(node) for node in returned if _was_there(function, node.value)}
     doubtful = doubtful_lines(function, calls, acquire, handed_on)
@@ -104,6 +107,7 @@ def refusals(
     refused = [leak for leak in leaks if leak.loss is Loss.RETURN]
     saying_so = doubtful | {line for line, answer in answers.items() if answer in saying}
     untold = {id(leak) for leak in refused if leak.at.line in saying_so}
+    untold |= set(map(id, raised))
     return tuple(leak for leak in leaks if leak.loss in silent or id(leak) in untold)
 
 

@@ -115,7 +115,9 @@ def _sees_to_it(statements: Sequence[ast.stmt], told: Set[str], ends: Set[str]) 
 
 
 def _stores(node: ast.Assign) -> bool:
-    return any(isinstance(each, ast.Attribute | ast.Subscript) for each in node.targets)
+    """`req.node, req.rows = match.node, rows` as well."""
+    places = [part for each in node.targets for part in getattr(each, "elts", [each])]
+    return any(isinstance(each, ast.Attribute | ast.Subscript) for each in places)
 
 
 def _contains(statements: Sequence[ast.stmt], call: ast.Call) -> bool:
