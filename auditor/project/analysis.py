@@ -45,7 +45,7 @@ from auditor.project.leases.received import callers_of
 from auditor.project.leases.second_hand import believe_receivers, second_hands, without_exceptional
 from auditor.project.leases.seen_as_methods import Found, as_methods, told_as_functions
 from auditor.project.leases.shown_again import keep_what_is_shown
-from auditor.project.leases.wrapping import lists_what_it_counts, told_otherwise, wraps
+from auditor.project.leases.wrapping import in_other_cases, lists_what_it_counts, told_otherwise, wraps
 from auditor.project.meaning.contexts import ENTERING, entering_methods, words_of
 from auditor.project.meaning.customary import customary
 from auditor.project.meaning.effects import FunctionEffects
@@ -310,7 +310,9 @@ class Analysis:
         if first is None or first.handle is not Handle.RESULT:  # a permit goes with what is returned
             self.recogniser.wrappers[function] = made
             self._returned_at[function] = outcome.returned_at
-        elif self._beside(function, outcome, made, first) or told_otherwise(made, first):
+            return
+        made = in_other_cases(made, first)
+        if self._beside(function, outcome, made, first) or told_otherwise(made, first):
             self.recogniser.wrappers[function] = replace(first, also=(*first.also, made))
             for each in self.received.pop(function, ()):  # they are asked again, about both
                 self.outcomes.pop(id(each.call), None)

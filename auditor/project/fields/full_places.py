@@ -17,8 +17,9 @@ RESUMING = re.compile(r"_*(?:re(?:sume|store|vive|cover|join|turn)|un\w+|wake\w*
 
 
 def is_in_a_list(filling: Filling, project: Project) -> bool:
-    """`seq.blocks[-1] = fresh` of a list that is only appended to: there is one, or Python would raise."""
-    if not isinstance(filling.key, ast.UnaryOp | ast.Constant) or not _is_number(filling.key):
+    """`seq.blocks[-1] = fresh` of a list that is only appended to, `self.kept[i] = fresh`: there is one, or
+    Python would raise."""
+    if filling.key is None:
         return False
     named = re.compile(rf"\.{filling.field}\b")
     speaking = [
@@ -30,13 +31,6 @@ def is_in_a_list(filling: Filling, project: Project) -> bool:
     ]
     grown = [each for function in speaking for each in _grown_by(function, filling.field)]
     return bool(grown) and not any(_holds_none(function, filling.field) for function in speaking)
-
-
-def _is_number(key: ast.expr) -> bool:
-    match key:
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int())) | ast.Constant(value=int()):
-            return True
-    return False
 
 
 def _grown_by(function: Function, field: str) -> Iterator[ast.expr]:

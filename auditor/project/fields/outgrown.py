@@ -45,7 +45,8 @@ def _asking(method: Function, attribute: str, ways: tuple[type[ast.cmpop], ...])
 
 def noted(method: Function, attribute: str, owner: str | None = None) -> bool:
     """`if score > self.best_score:`, and both `self.best` and `self.best_score` are set; or who asks so
-    returns, or goes on to the next, and they are set below. So it is with the fields of an `owner`."""
+    returns, or goes on to the next, and they are set below. So it is with the fields of an `owner`, and where
+    `if self.buffer is None or kind != self.kind:` knows that there may be one."""
     own = owner or method.owner or ""
     for node in method.statements:
         if not isinstance(node, ast.If):
@@ -56,7 +57,9 @@ def noted(method: Function, attribute: str, owner: str | None = None) -> bool:
         written = {own_attribute(to, own) for each in filling for to in _targets(each)}
         sizes = {each for each in written - {attribute} if each and CLOCKS.isdisjoint(split(each))}
         parts = node.test.values if isinstance(node.test, ast.BoolOp) else [node.test]
-        if attribute in written and any(_compares_what(part, own, sizes) for part in parts):
+        known = any(_asks_whether_there(part, own, attribute) for part in parts)
+        ways = LIKENESS if known and not leaves else ORDER
+        if attribute in written and any(_compares_what(part, own, sizes, ways) for part in parts):
             return True
     return False
 
@@ -65,10 +68,12 @@ def _targets(statement: ast.stmt) -> Iterator[ast.expr]:
     return (target for target, _ in assigned_by(statement))
 
 
-def _compares_what(test: ast.expr, own: str, sizes: set[str]) -> bool:
+def _compares_what(
+    test: ast.expr, own: str, sizes: set[str], ways: tuple[type[ast.cmpop], ...]
+) -> bool:
     return (
         isinstance(test, ast.Compare)
-        and isinstance(test.ops[0], ORDER)
+        and isinstance(test.ops[0], ways)
         and any(own_attribute(side, own) in sizes for side in (test.left, test.comparators[0]))
     )
 

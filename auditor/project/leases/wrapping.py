@@ -1,6 +1,7 @@
 """Functions that return a lease which they got: whoever calls one acquires."""
 
 import ast
+from dataclasses import replace
 
 from auditor.flow.effects import Handle
 from auditor.flow.indirect import OVER
@@ -84,6 +85,13 @@ def _of_what_was_found(source: Source, outcome: Outcome) -> bool:
 def lists_what_it_counts(outcome: Outcome) -> bool:
     """`block.inc_ref(); found.append(block)`, and `return found`; also of `shard.gate.enter()`."""
     return outcome.acquisition.keyed and (outcome.returned or ())[:1] == (ANY_ITEM,)
+
+
+def in_other_cases(made: Source, first: Source) -> Source:
+    """`if not patient: return self.near.take()`, and `return self.far.take()` below: of who asks otherwise."""
+    if made.asked or len(first.asked) != 1 or first.also or made.protocol == first.protocol:
+        return made
+    return replace(made, asked=frozenset((key, not truth) for key, truth in first.asked))
 
 
 def told_otherwise(made: Source, first: Source) -> bool:

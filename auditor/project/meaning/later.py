@@ -73,6 +73,8 @@ class Later:
             passed = call.at.func
         elif isinstance(position, int) and position < len(call.at.args):
             passed = call.at.args[position]
+        elif isinstance(position, str):  # `submit(batch, callback=done)`
+            passed = next((each.value for each in call.at.keywords if each.arg == position), None)
         if isinstance(passed, ast.Lambda):
             return self.function_of(passed)
         return self.function.nested.get(passed.id) if isinstance(passed, ast.Name) else None
@@ -188,9 +190,10 @@ def _returns(function: Function, name: str) -> bool:
 
 
 def _asks_what_it_sets(function: Function) -> bool:
-    """`if done: return`, then `done = True`."""
+    """`if done: return`, then `done = True`; `left -= 1`, and `if left == 0:`."""
     told = assignments(function)
     set_here = {ast.unparse(target) for target, value in told if isinstance(value, ast.Constant)}
+    set_here |= {ast.unparse(node.target) for node in function.statements if isinstance(node, ast.AugAssign)}
     tests = (node.test for node in function.statements if isinstance(node, ast.If | ast.While))
     asked = (part for test in tests for part in walk(test) if isinstance(part, ast.expr))
     return any(ast.unparse(part) in set_here for part in asked)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from auditor.flow.effects import BORROWED, RELEASED, SAME, TAKEN, Position, Treatment
 from auditor.flow.indirect import OVER
+from auditor.flow.operands import operands
 from auditor.ir.ops import ANY_ITEM, TO_COME, Call, Path, is_temporary
 from auditor.project.meaning.exit_stacks import PUTTING
 
@@ -291,7 +292,7 @@ def _each(rest: Path) -> str:
 
 
 def _is_a_field(call: Call, position: Position) -> bool:
-    given = dict(call.kwargs).get(position) if isinstance(position, str) else call.args[position][0]
+    given = next((path for where, path in operands(call) if where == position), None)
     return given is not None and len(given) > 1
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from auditor.flow.effects import Handle, Position
+from auditor.flow.effects import Handle, Position, Value
 from auditor.project.code.bindings import own_attribute, root_of
 from auditor.project.code.candidates import may_end_elsewhere, may_have_shape, names_pair, names_undo
 from auditor.project.code.class_model import ClassModel
@@ -288,6 +288,9 @@ def _jointly(
             if method in paired or method not in own or not LENDING.isdisjoint(method.decorators):
                 continue
             half = acquiring_half(method, acquiring, givers, shaped=True)
+            if half is not None and half.handle is Handle.ARGUMENT and half.value is not Value.AMOUNT:
+                # `claim_near(block)` hands out another one than the block that it is told
+                half = Half(method, acquiring, value=value_of(method))
             if half is not None and half.handle is Handle.RESULT:
                 paired.add(method)
                 yield Pair(pair.name, pair.owner, (replace(half, by_shape=True),), pair.releases)

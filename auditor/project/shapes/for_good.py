@@ -24,16 +24,27 @@ def takes_for_good(work: FieldWork, store: str, works: Works) -> bool:
     if not taken or not work.hands_out(taken):
         return False
     back = [(put, at) for put, at in all_put(work, works) if put.field == store]
-    return not any(_is_handed_out(work, put, taken) and not _given_up(work, at) for put, at in back)
+    return not any(
+        _is_handed_out(work, put, taken) and not (_given_up(work, at) or _set_aside(work, put))
+        for put, at in back
+    )
 
 
 def _is_handed_out(work: FieldWork, put: Put, taken: Set[int]) -> bool:
-    """The same that a return mentions; of what a loop puts back, the list that it goes over. What is computed
-    from it is what is left: `self.holes.add(base + size)`."""
+    """The same that a return mentions. What is computed from it is what is left: `self.holes.add(base +
+    size)`."""
     if any(isinstance(each, ast.BinOp) for each in walk(put.value)):
         return False
-    returned = {name for value in work.returned for name in _names(value)}
-    same = work.of_one_kind(returned)
+    same = work.of_one_kind(_returned(work))
+    return mentions(put.value, frozenset(), taken) or bool(_meant(work, put) & same)
+
+
+def _returned(work: FieldWork) -> set[str]:
+    return {name for value in work.returned for name in _names(value)}
+
+
+def _meant(work: FieldWork, put: Put) -> set[str]:
+    """What is put back; of what a loop puts back, the list that it goes over."""
     names = set(_names(put.value))
     over = {
         name
@@ -41,7 +52,20 @@ def _is_handed_out(work: FieldWork, put: Put, taken: Set[int]) -> bool:
         if isinstance(loop, ast.For) and names & set(_names(loop.target)) and _within(loop, put.value)
         for name in _names(loop.iter)
     }
-    return mentions(put.value, frozenset(), taken) or bool((over or names) & same)
+    return over or names
+
+
+def _set_aside(work: FieldWork, put: Put) -> bool:
+    """`aside` of `if fits(page): break` and `aside.append(page)`: what does not fit."""
+    lists = _meant(work, put) - _returned(work)
+    filled = [
+        call
+        for call in work.method.calls
+        if isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("append", "add")
+        and getattr(call.func.value, "id", "") in lists
+    ]
+    return bool(filled) and all(_given_up(work, call) for call in filled)
 
 
 def _names(node: ast.AST) -> Iterator[str]:
@@ -54,14 +78,29 @@ def _within(loop: ast.AST, node: ast.AST) -> bool:
 
 def _given_up(work: FieldWork, at: ast.AST) -> bool:
     """The block in which it is put back hands nothing out: it ends in a raise, a `return None`, a
-    `return []`, a `continue`."""
+    `return []`, a `continue`; or it is a turn of a loop that was left before by who hands it out."""
     bodies = (
-        body
+        (node, body)
         for node in work.method.nodes
         for body in (getattr(node, "body", ()), getattr(node, "orelse", ()))
         if isinstance(body, list) and body
     )
-    return any(_hands_out_nothing(body[-1]) and any(_within(each, at) for each in body) for body in bodies)
+    return any(
+        (_hands_out_nothing(body[-1]) or (isinstance(node, ast.For | ast.While) and _left_before(body, at)))
+        and any(_within(each, at) for each in body)
+        for node, body in bodies
+    )
+
+
+def _left_before(turn: list[ast.stmt], at: ast.AST) -> bool:
+    """`if fits(page): return page` above, or `found = page` and `break`."""
+    for statement in turn:
+        if _within(statement, at):
+            return False
+        if isinstance(statement, ast.If) and not _hands_out_nothing(statement.body[-1]):
+            if isinstance(statement.body[-1], ast.Return | ast.Break):
+                return True
+    return False
 
 
 def _hands_out_nothing(last: ast.stmt) -> bool:
