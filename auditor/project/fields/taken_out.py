@@ -352,12 +352,16 @@ class TakenOut(InPart):
     def _ended_by_who_says(
         self, outcome: Outcome, asked: Set[str], family: list[Function], method: Function
     ) -> bool:
-        """Whoever sets what the way asks for gives things back, or is called by somebody who does; or the
-        answer is computed, and not by a pool, which says what room it has."""
+        """Whoever sets what the way asks for gives things back, or is called by somebody who does, or is such
+        an end itself: `if line.users:`; or the answer is computed, and not by a pool, which says what room it
+        has."""
         pools, cls = self.recogniser.pools, method.cls
         names = {name[1:] for name in asked if name.startswith(".")}
         if cls is not None:
             names = {name for name in names if self.model.attribute_type(cls, name) not in pools}
+        ends = self.recogniser.ends_of(outcome.acquisition.protocol)
+        if any(names & set(_changed(end)) for end in ends):
+            return True
         modules = {each.module.path: each.module for each in (method, *family)}
         others = [each for module in modules.values() for each in module.by_node.values()]
         if any(each.is_method and each.name in names and each.cls not in pools for each in others):

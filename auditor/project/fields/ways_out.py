@@ -1,7 +1,8 @@
 """One way on which a method loses an entry of a container: what took it out, what is asked, who has it."""
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
 from auditor.flow.decisive import decisive
 from auditor.flow.emptied_slots import emptied_slots
@@ -10,11 +11,26 @@ from auditor.flow.held import Held
 from auditor.flow.named_containers import named_containers
 from auditor.flow.trace import Station, shortest_path
 from auditor.ir.calls import LOGGING
-from auditor.ir.ops import ANY_ITEM, Assume, Await, Call, Delete, Edge, Leave, Move, Next, Op, Path, Store
+from auditor.ir.ops import (
+    ANY_ITEM,
+    RAISING,
+    Assume,
+    Await,
+    Call,
+    Delete,
+    Edge,
+    Leave,
+    Move,
+    Next,
+    Op,
+    Path,
+    Store,
+)
 from auditor.ir.tables import GOING_OVER, named_tables
-from auditor.project.code.bindings import assignments, own_attribute
+from auditor.project.code.bindings import assignments, own_attribute, root_of
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING, looks_releasing
+from auditor.project.fields.in_others import PREDICATE
 from auditor.project.fields.mere_looks import SUMMING
 from auditor.project.meaning.outside_words import ON_STREAMS
 from auditor.project.shapes.field_work import field_work
@@ -30,8 +46,33 @@ TAKING = frozenset(
 OUT_OF_HEAPS = frozenset({"heappop", "heappushpop", "heapreplace"})
 
 
+OWNING = re.compile(r"(?:^|_)(?:own|owns|owned|owner|borrowed)(?:_|$)")
+
 ANSWERING = frozenset({"cancel", "set_result", "set_exception"})
 """Methods of futures."""
+
+
+def _before_ends(followed: Followed, ops: Sequence[Op]) -> set[int]:
+    """What comes before an end of the entry in the same turn: whoever is told of it there has only borrowed
+    it, or it could not be given back behind that."""
+    pending = [(node, held) for node in followed.endings.released for held in followed.solution.states[node]]
+    seen = set(pending)
+    while pending:
+        for node, held, edge in followed.solution.came_from.get(pending.pop(), ()):
+            if edge not in RAISING and (node, held) not in seen and not isinstance(ops[node], Next):
+                seen.add((node, held))
+                pending.append((node, held))
+    return {node for node, _ in seen} - followed.endings.released.keys()
+
+
+def _gone_over(over: ast.expr) -> str:
+    """`self.rows` of `list(self.rows.values())`."""
+    match over:
+        case ast.Call(func=ast.Name(id="list" | "tuple"), args=[inner]):
+            return _gone_over(inner)
+        case ast.Call(func=ast.Attribute(value=inner, attr="values"), args=[]):
+            return _gone_over(inner)
+    return ast.unparse(over)
 
 
 class WayOut:
@@ -140,8 +181,14 @@ class WayOut:
         made of it: `self.put(self.slot_of(entry.offset))`; not `list(entry.tokens)`, which only tells, nor
         `pool.take(len(entry))`, nor `entry.future.cancel()` where nobody waits to end anything then; nor what
         is told other parts of it than its `own`, and ends no such lease by any name, or `pool.users(entry)`,
-        which `only_asks`."""
-        calls = (op for station in self.in_hand if isinstance(op := self.ops[station.node], Call))
+        which `only_asks`; nor who is told of it on all ways, where on another one it is given back behind
+        that."""
+        lent = _before_ends(self.followed, self.ops) - set(self._saying_yes())
+        calls = (
+            op
+            for station in self.in_hand
+            if isinstance(op := self.ops[station.node], Call) and station.node not in lent
+        )
         nodes = [node for op in calls if op.method not in LOGGING | SAYING for node in walk(op.at)]
         only_tell = {
             id(each.value) for each in nodes if isinstance(each, ast.Attribute) and f".{each.attr}" in telling
@@ -178,21 +225,38 @@ class WayOut:
             for test in tests
             for node in walk(test)
             if isinstance(node, ast.Compare | ast.Call)
-            and not (_asks_for_none(node) or _measures(node, test))
+            and not (_asks_for_none(node) or _measures(node, test) or self._asks_another(node))
             for each in ast.iter_child_nodes(node)
         ]
         return any(isinstance(each, ast.Name) and each.id in self.names for each in asked)
 
+    def _saying_yes(self) -> Iterator[int]:
+        """`if sink.take(page): continue`: who answers so may have it."""
+        yes = {op.subject for station in self.in_hand
+               if isinstance(op := self.ops[station.node], Assume) and op.kind == "truth" and op.value}  # fmt: skip
+        for station in self.in_hand:
+            if isinstance(op := self.ops[station.node], Call) and op.target in yes:
+                yield station.node
+
+    def _asks_another(self, node: ast.expr) -> bool:
+        """`sink.fill(page)`, which does something with it, and no `is_stop(page)`."""
+        match node:
+            case ast.Call(func=ast.Attribute(value=whom, attr=name)):
+                return root_of(whom) not in (self.method.owner, "") and PREDICATE.match(name) is None
+        return False
+
     def is_for_others(self, flags: Mapping[str, bool]) -> bool:
-        """`if entry.owned: give(entry.buffer)`: on the other way goes what was not marked so."""
-        assumed = (op for station in self.since if isinstance(op := self.ops[station.node], Assume))
+        """`if entry.owned: give(entry.buffer)`: on the other way goes what was not marked so, or what was told
+        to be nobody's, of which more is said than that it goes."""
+        assumed = (op for station in self.in_hand if isinstance(op := self.ops[station.node], Assume))
         asked = [
             (op.subject[-1][1:], not op.says_absent) if op.kind == "none" and op.subject else
             (op.key.rpartition(".")[2], op.value)
             for op in assumed
             if op.kind in ("truth", "going", "none")
         ]  # fmt: skip
-        return any(flags.get(field, says) is not says for field, says in asked)
+        told = any(not says and flags.get(field) is says and OWNING.search(field) for field, says in asked)
+        return told or any(flags.get(field, says) is not says for field, says in asked)
 
     def is_sure(self) -> bool:
         """Where the method also gives entries back, the same turn of the same loop decides which of them."""
@@ -225,9 +289,13 @@ class WayOut:
         return False
 
     def _goes_over_it(self, at: ast.AST) -> bool:
-        """`for host in table: give(host)`, of a `table` that was taken out as a whole."""
+        """`for host in table: give(host)`, of a `table` that was taken out as a whole, or of the container
+        before it is cleared."""
         loop = self._loop_around(at)
-        return isinstance(loop, ast.For) and getattr(loop.iter, "id", None) in self.names
+        if not isinstance(loop, ast.For):
+            return False
+        whole = ".".join([self.container[0], self.container[1][1:]])
+        return getattr(loop.iter, "id", None) in self.names or _gone_over(loop.iter) == whole
 
     def _is_gathered_in(self, loop: ast.AST) -> bool:
         """`batch.append((request, permit))` on the other ways of the turn, and a loop behind it gives those

@@ -89,6 +89,10 @@ class Releases:
             function.name for function, (pair, _) in self.releasing.items() if pair.name == protocol
         ).union(declared, own)
 
+    def ends_of(self, protocol: str) -> list[Function]:
+        """The functions of the tree that give back what is lent under this protocol."""
+        return [function for function, (pair, _) in self.releasing.items() if pair.name == protocol]
+
     def taking_names(self, protocol: str) -> frozenset[str]:
         """Names of the methods of a pool of the tree that lend under this protocol."""
         pairs = (pair for pair, _ in self._ends_of.get(protocol, ()))
