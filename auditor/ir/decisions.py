@@ -19,6 +19,9 @@ class DecisionLowering(Lowering):
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             yes, no = self.branch(test.operand)
             return no, yes
+        if (queue := _asked_if_empty(test)) is not None:
+            yes, no = self.branch(queue)
+            return no, yes
         if isinstance(test, ast.BoolOp):
             return self._short_circuit(test)
         if isinstance(test, ast.Constant):
@@ -151,3 +154,13 @@ def _is_spelt_out(value: ast.expr) -> bool:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name.isupper()
     return isinstance(inner, ast.Constant)
+
+
+def _asked_if_empty(test: ast.expr) -> ast.expr | None:
+    """`self.inbox` of `self.inbox.empty()`: it says what `not self.inbox` would of a list."""
+    match test:
+        case ast.Call(
+            func=ast.Attribute(value=ast.Name() | ast.Attribute() as queue, attr="empty"), args=[], keywords=[]
+        ):
+            return queue
+    return None

@@ -38,7 +38,7 @@ from auditor.project.fields.forgetting import (
     strikes_off_what_it_freed,
 )
 from auditor.project.fields.in_its_hands import stays_in_its_hands
-from auditor.project.fields.in_others import only_filled
+from auditor.project.fields.in_others import gathered_only, only_filled
 from auditor.project.fields.in_records import Records
 from auditor.project.fields.lists_on_records import cut_on_records
 from auditor.project.fields.lost_first import overwritten_as_well
@@ -389,6 +389,7 @@ class Fields(CountsAtEnds):
         released_by, escapes, drops = self._fate(outcome, family, path)
         attribute = path[1][1:]
         escapes = escapes or self._ended_by_others(outcome, family, path) or self.elsewhere.taken_out(path)
+        escapes = escapes or self._left_for_others(outcome, family, path)
         partly = [name for name in released_by if self._only_partly(outcome, family, path, name)]
         in_force = self._of_itself(cls, self._in_force(cls, released_by), partly)
         released_by = [name for name in in_force if name not in partly]
@@ -429,6 +430,14 @@ class Fields(CountsAtEnds):
             or self._again(outcome, family, path),
             escapes=escapes,
         )
+
+    def _left_for_others(self, outcome: Outcome, family: list[Function], path: Path) -> bool:
+        """`self.docs.append(Doc(url, extent))`, which nobody of the class reads, and a `write(docs)` elsewhere
+        that gives back the extents of what it is told."""
+        inside, attribute = self.whole.get(path, path)[3:], path[1][1:]
+        if len(inside) != 1 or attribute.startswith("_") or not gathered_only(family, attribute):
+            return False
+        return any(each not in family for each in self._ending(outcome, inside[0][1:]))
 
     def _only_moved(self, outcome: Outcome, family: list[Function], path: Path) -> bool:
         """Methods of the class put what lies in the field into another one, and nobody else comes to it."""

@@ -17,9 +17,9 @@ RESUMING = re.compile(r"_*(?:re(?:sume|store|vive|cover|join|turn)|un\w+|wake\w*
 
 
 def is_in_a_list(filling: Filling, project: Project) -> bool:
-    """`seq.blocks[-1] = fresh` of a list that is only appended to, `self.kept[i] = fresh`: there is one, or
-    Python would raise."""
-    if filling.key is None:
+    """`seq.blocks[-1] = fresh` of a list that is only appended to, `self.kept[i] = fresh` of one of its own:
+    there is one, or Python would raise."""
+    if filling.key is None or not (_is_number(filling.key) or _appends_itself(filling)):
         return False
     named = re.compile(rf"\.{filling.field}\b")
     speaking = [
@@ -31,6 +31,26 @@ def is_in_a_list(filling: Filling, project: Project) -> bool:
     ]
     grown = [each for function in speaking for each in _grown_by(function, filling.field)]
     return bool(grown) and not any(_holds_none(function, filling.field) for function in speaking)
+
+
+def _is_number(key: ast.expr) -> bool:
+    match key:
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int())) | ast.Constant(value=int()):
+            return True
+    return False
+
+
+def _appends_itself(filling: Filling) -> bool:
+    """`if len(self.kept) < self.most: self.kept.append(row)`, in the same method or another of the class."""
+    method = filling.method
+    family = method.cls.methods.values() if method.cls is not None and filling.owner == method.owner else ()
+    return any(
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr == "append"
+        and own_attribute(call.func.value, each.owner or "") == filling.field
+        for each in family
+        for call in each.calls
+    )
 
 
 def _grown_by(function: Function, field: str) -> Iterator[ast.expr]:

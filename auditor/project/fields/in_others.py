@@ -127,6 +127,18 @@ def only_filled(project: Project, table: str) -> bool:
     return only_worked_with(project, table, frozenset({"clear"}))
 
 
+def gathered_only(family: Iterable[Function], table: str) -> bool:
+    """The class makes it and appends to it, and does not look into it."""
+    for method in family:
+        kept = {id(call.func.value) for call in method.calls
+                if isinstance(call.func, ast.Attribute) and call.func.attr == "append"}  # fmt: skip
+        for node in method.nodes:
+            named = isinstance(node, ast.Attribute) and node.attr == table
+            if named and isinstance(node.ctx, ast.Load) and id(node) not in kept:
+                return False
+    return True
+
+
 def only_worked_with(
     project: Project,
     field: str,
