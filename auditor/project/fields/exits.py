@@ -33,6 +33,12 @@ AT_WORK = frozenset({"query", "busy", "is_busy", "pending", "is_pending", "in_fl
 LEAVING = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
 
+def _hands_out(method: Function, field: str) -> bool:
+    """`self.transferred = True`, and `return self.slot`: whoever asked for it has it."""
+    returned = (node.value for node in method.statements if isinstance(node, ast.Return) and node.value)
+    return not method.is_property and any(own_attribute(each, method.owner or "") == field for each in returned)
+
+
 def asks_other_things(
     method: Function, family: Sequence[Function], field: str, begun: ast.Call,
     working: Set[Function] = frozenset(), borrowing: Set[str] = frozenset(),
@@ -52,7 +58,10 @@ def asks_other_things(
     asked = [set(own_attributes(test, method, own)) for test in tests]
     all_asked = set().union(*asked)
     involved = [
-        each for each in family if each.name != "__init__" and each not in working and _moves(each, field)
+        each
+        for each in family
+        if each.name != "__init__"
+        and ((each not in working and _moves(each, field)) or _hands_out(each, field))
     ]
     others = [each for each in involved if each is not method]
     beginner = next((each for each in family if begun in each.calls), None)
