@@ -42,11 +42,13 @@ class DecisionLowering(Lowering):
         return self._assume(test, asked, subject)
 
     def _of_the_first(self, test: ast.expr, asked: Condition) -> Condition:
-        """`best != start` where `best = start` came before all else: whatever else it is by now, is not that."""
+        """`best != start` where `best = start` came before all else: whatever it is by now is not that."""
         match test:
-            case ast.Compare(left=ast.Name(), ops=[ast.Eq() | ast.NotEq()], comparators=[ast.Name() as right]):
-                if asked.subject is None and (test.left.id, right.id) in self.began_as:
-                    return replace(asked, subject=test.left, kind="same", other=right)
+            case ast.Compare(
+                left=ast.Name() as left, ops=[ast.Eq() | ast.NotEq()], comparators=[ast.Name() as right]
+            ):
+                if asked.subject is None and (left.id, right.id) in self.began_as:
+                    return replace(asked, subject=left, kind="same", other=right)
         return asked
 
     def _pure_path(self, node: ast.expr | None) -> Path | None:
@@ -160,7 +162,9 @@ def _asked_if_empty(test: ast.expr) -> ast.expr | None:
     """`self.inbox` of `self.inbox.empty()`: it says what `not self.inbox` would of a list."""
     match test:
         case ast.Call(
-            func=ast.Attribute(value=ast.Name() | ast.Attribute() as queue, attr="empty"), args=[], keywords=[]
+            func=ast.Attribute(value=ast.Name() | ast.Attribute() as queue, attr="empty"),
+            args=[],
+            keywords=[],
         ):
             return queue
     return None

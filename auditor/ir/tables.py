@@ -54,7 +54,9 @@ def first_named(function: FunctionNode) -> frozenset[tuple[str, str]]:
                 begun.add((name, first))
             case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
                 sides = zip(names, values, strict=False)
-                begun |= {(a.id, b.id) for a, b in sides if isinstance(a, ast.Name) and isinstance(b, ast.Name)}
+                begun |= {
+                    (a.id, b.id) for a, b in sides if isinstance(a, ast.Name) and isinstance(b, ast.Name)
+                }
     begun = {(name, first) for name, first in begun if first in told and name not in told}
     stores = (node for node in walk(function) if isinstance(node, ast.Name)) if begun else ()
     bound = {node.id for node in stores if isinstance(node.ctx, ast.Store)}

@@ -106,14 +106,14 @@ class CalledNames:
             if not names.isdisjoint(exact) or (wild is not None and any(map(wild.fullmatch, names))):
                 yield path
 
-
     def calling_of(self, paths: Iterable[str], words: Mapping[str, Set[str]]) -> Iterator[str]:
         """Those files that call something as the methods of one of these classes are called, and name the
         class, or what they ask so after it: `shelf.get(` of a `StagingShelf`."""
         for path in paths if words else ():
             text, names = self.sources[path], self.of(path)
             if any(
-                cls in text or any(f"{word}.{name}(" in text for word in split(cls) for name in called & names)
+                cls in text
+                or any(f"{word}.{name}(" in text for word in split(cls) for name in called & names)
                 for cls, called in words.items()
                 if not names.isdisjoint(called)
             ):

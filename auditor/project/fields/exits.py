@@ -36,7 +36,9 @@ LEAVING = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 def _hands_out(method: Function, field: str) -> bool:
     """`self.transferred = True`, and `return self.slot`: whoever asked for it has it."""
     returned = (node.value for node in method.statements if isinstance(node, ast.Return) and node.value)
-    return not method.is_property and any(own_attribute(each, method.owner or "") == field for each in returned)
+    return not method.is_property and any(
+        own_attribute(each, method.owner or "") == field for each in returned
+    )
 
 
 def asks_other_things(

@@ -432,8 +432,8 @@ class Fields(CountsAtEnds):
         )
 
     def _left_for_others(self, outcome: Outcome, family: list[Function], path: Path) -> bool:
-        """`self.docs.append(Doc(url, extent))`, which nobody of the class reads, and a `write(docs)` elsewhere
-        that gives back the extents of what it is told."""
+        """`self.docs.append(Doc(url, extent))`, which nobody of the class reads, and a `write(docs)` that
+        gives back the extents of what it is told."""
         inside, attribute = self.whole.get(path, path)[3:], path[1][1:]
         if len(inside) != 1 or attribute.startswith("_") or not gathered_only(family, attribute):
             return False

@@ -121,7 +121,7 @@ def _from_another(call: ast.Call, method: Function, attribute: str, looped: bool
         held = own_attribute(call.func.value, own or "")
         return held is not None and held != attribute and LOCK.search(held) is not None
     for argument in call.args:
-        if isinstance(argument, ast.Name) and _is_of_new_ones(argument.id, method):
+        if _is_of_new_ones(argument, method):
             continue
         given = list(given_to(method, argument.id)) if isinstance(argument, ast.Name) else [argument]
         given += gone_through(method, argument.id) if looped and isinstance(argument, ast.Name) else []
@@ -136,11 +136,20 @@ def _from_another(call: ast.Call, method: Function, attribute: str, looped: bool
     return bool(call.args)
 
 
-def _is_of_new_ones(name: str, method: Function) -> bool:
-    """`for each in fresh: give(each)`, of a local list that was filled with what calls in here lent."""
-    over = list(gone_through(method, name))
+def _is_of_new_ones(given: ast.expr, method: Function) -> bool:
+    """`for each in fresh: give(each)` and `give(fresh.pop())`, of a local list that was filled with what
+    calls in here lent."""
+    match given:
+        case ast.Name(id=name):
+            over = list(gone_through(method, name))
+            if any(given_to(method, name)):
+                return False
+        case ast.Call(func=ast.Attribute(value=ast.Name() as taken_from, attr="pop")):
+            over = [taken_from]
+        case _:
+            return False
     lists = {each.id for each in over if isinstance(each, ast.Name)}
-    if len(lists) != 1 or len(lists) < len(over) or any(given_to(method, name)):
+    if len(lists) != 1 or len(lists) < len(over):
         return False
     begun = list(given_to(method, *lists))
     put = [

@@ -132,9 +132,8 @@ def gathered_only(family: Iterable[Function], table: str) -> bool:
     for method in family:
         kept = {id(call.func.value) for call in method.calls
                 if isinstance(call.func, ast.Attribute) and call.func.attr == "append"}  # fmt: skip
-        for node in method.nodes:
-            named = isinstance(node, ast.Attribute) and node.attr == table
-            if named and isinstance(node.ctx, ast.Load) and id(node) not in kept:
+        for node in method.of_kind(ast.Attribute):
+            if node.attr == table and isinstance(node.ctx, ast.Load) and id(node) not in kept:
                 return False
     return True
 

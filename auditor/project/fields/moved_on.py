@@ -4,9 +4,11 @@ self.drafts[key]`, so that what the one table loses may lie in the other."""
 import ast
 from collections.abc import Iterable
 
+from auditor.flow.knowledge import EXTENDING, FILLING
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.fields.in_others import Uses
+from auditor.source.nodes import walk
 
 FINDING = frozenset({"get", "pop", "setdefault"})
 
@@ -52,4 +54,16 @@ def _only_asks(parent: ast.AST | None, entry: ast.AST, uses: Uses) -> bool:
             return getattr(uses.parents.get(id(way)), "func", None) is way
         case ast.Call(func=ast.Name(id="len" | "bool")):
             return True
+        case ast.For(target=ast.Name(id=name), iter=over) if over is entry:
+            return not any(_keeps(node, name) for each in parent.body for node in walk(each))
+    return False
+
+
+def _keeps(node: ast.AST, name: str) -> bool:
+    """`self.spare.append(page)`, `self.last = page`, of one that a loop comes to."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr=way), args=args) if way in FILLING | EXTENDING:
+            return any(isinstance(part, ast.Name) and part.id == name for each in args for part in walk(each))
+        case ast.Assign(targets=[ast.Attribute() | ast.Subscript()], value=value):
+            return any(isinstance(part, ast.Name) and part.id == name for part in walk(value))
     return False

@@ -68,9 +68,7 @@ def _targets(statement: ast.stmt) -> Iterator[ast.expr]:
     return (target for target, _ in assigned_by(statement))
 
 
-def _compares_what(
-    test: ast.expr, own: str, sizes: set[str], ways: tuple[type[ast.cmpop], ...]
-) -> bool:
+def _compares_what(test: ast.expr, own: str, sizes: set[str], ways: tuple[type[ast.cmpop], ...]) -> bool:
     return (
         isinstance(test, ast.Compare)
         and isinstance(test.ops[0], ways)

@@ -232,8 +232,8 @@ class WayOut:
 
     def _saying_yes(self) -> Iterator[int]:
         """`if sink.take(page): continue`: who answers so may have it."""
-        yes = {op.subject for station in self.in_hand
-               if isinstance(op := self.ops[station.node], Assume) and op.kind == "truth" and op.value}  # fmt: skip
+        assumed = (op for station in self.in_hand if isinstance(op := self.ops[station.node], Assume))
+        yes = {op.subject for op in assumed if op.kind == "truth" and op.value}
         for station in self.in_hand:
             if isinstance(op := self.ops[station.node], Call) and op.target in yes:
                 yield station.node
@@ -246,8 +246,8 @@ class WayOut:
         return False
 
     def is_for_others(self, flags: Mapping[str, bool]) -> bool:
-        """`if entry.owned: give(entry.buffer)`: on the other way goes what was not marked so, or what was told
-        to be nobody's, of which more is said than that it goes."""
+        """`if entry.owned: give(entry.buffer)`: on the other way goes what was not marked so, or what was
+        told to be nobody's, of which more is said than that it goes."""
         assumed = (op for station in self.in_hand if isinstance(op := self.ops[station.node], Assume))
         asked = [
             (op.subject[-1][1:], not op.says_absent) if op.kind == "none" and op.subject else

@@ -219,9 +219,7 @@ def _told_to_listeners(function: Function) -> Iterator[ast.expr]:
                 yield from args
 
 
-def _only_touches(
-    recogniser: Recogniser, target: Function, name: str, seen: tuple[Function, ...]
-) -> bool:
+def _only_touches(recogniser: Recogniser, target: Function, name: str, seen: tuple[Function, ...]) -> bool:
     returned = {id(each) for node in target.nodes if isinstance(node, ast.Return) for each in touched(node)}
     harmless = {id(part) for node in target.nodes for part in touched(node)} - returned
     harmless.update(id(part) for call in target.calls for part in _shown(recogniser, target, call, seen))

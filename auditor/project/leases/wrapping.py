@@ -88,7 +88,7 @@ def lists_what_it_counts(outcome: Outcome) -> bool:
 
 
 def in_other_cases(made: Source, first: Source) -> Source:
-    """`if not patient: return self.near.take()`, and `return self.far.take()` below: of who asks otherwise."""
+    """`if not patient: return self.near.take()`, and `return self.far.take()` below: of other callers."""
     if made.asked or len(first.asked) != 1 or first.also or made.protocol == first.protocol:
         return made
     return replace(made, asked=frozenset((key, not truth) for key, truth in first.asked))

@@ -97,9 +97,9 @@ def _left_before(turn: list[ast.stmt], at: ast.AST) -> bool:
     for statement in turn:
         if _within(statement, at):
             return False
-        if isinstance(statement, ast.If) and not _hands_out_nothing(statement.body[-1]):
-            if isinstance(statement.body[-1], ast.Return | ast.Break):
-                return True
+        last = statement.body[-1] if isinstance(statement, ast.If) else statement
+        if isinstance(last, ast.Return | ast.Break) and not _hands_out_nothing(last):
+            return True
     return False
 
 
