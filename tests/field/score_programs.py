@@ -174,6 +174,9 @@ SETS = (
     "ropeworkers",
     "bellringers",
     "lacemakers",
+    "glassblowers",
+    "shipwrights",
+    "cartographers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

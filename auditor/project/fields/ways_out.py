@@ -290,12 +290,17 @@ class WayOut:
 
     def _goes_over_it(self, at: ast.AST) -> bool:
         """`for host in table: give(host)`, of a `table` that was taken out as a whole, or of the container
-        before it is cleared."""
+        before it is cleared; not `if host.pooled: give(host)` there, of those of which it is true."""
         loop = self._loop_around(at)
         if not isinstance(loop, ast.For):
             return False
-        whole = ".".join([self.container[0], self.container[1][1:]])
-        return getattr(loop.iter, "id", None) in self.names or _gone_over(loop.iter) == whole
+        if getattr(loop.iter, "id", None) in self.names:
+            return True
+        assumed = (op for station in self.in_hand if isinstance(op := self.ops[station.node], Assume))
+        marked = any(
+            op.kind in ("truth", "going") and not op.value and len(op.subject or ()) > 1 for op in assumed
+        )
+        return not marked and _gone_over(loop.iter) == ".".join([self.container[0], self.container[1][1:]])
 
     def _is_gathered_in(self, loop: ast.AST) -> bool:
         """`batch.append((request, permit))` on the other ways of the turn, and a loop behind it gives those
