@@ -225,7 +225,7 @@ KEPT = {
     "bellringers": (229, 77, {"fp8_workspace.py:154", "ringcomm/channel.py:45"}),
     "lacemakers": (
         230,
-        70,
+        71,
         {
             "nixlite/mover.py:32",
             "nixlite/mover.py:45",

@@ -126,6 +126,7 @@ class Fields(CountsAtEnds):
                     tuple(self._forgotten_by_another_end(outcome))
                     or tuple(self._still_on_it(outcome))
                     or tuple(self._forgotten_on_a_way(outcome))
+                    or tuple(self._set_to_none(outcome))
                 )
                 fields += (*self._left_counted(outcome), *self._kept_when_refused(outcome))
                 fields += (*self._left_in_its_table(outcome), *self._with_its_flag_turned(outcome))

@@ -11,9 +11,10 @@ from auditor.ir.ops import Leave, Way
 from auditor.project.code.answers import NOTHING
 from auditor.project.code.bindings import gone_through, own_attribute, told_by_position
 from auditor.project.code.modules import Function
-from auditor.project.fields.back_in_line import BackInLine, taken_from
+from auditor.project.fields.back_in_line import taken_from
 from auditor.project.fields.one_end_forgets import callers
 from auditor.project.fields.record_places import RecordPlace
+from auditor.project.fields.set_to_none import SetToNone
 from auditor.project.meaning.sites import last_name
 from auditor.project.outcome import Outcome
 from auditor.source.nodes import walk
@@ -21,7 +22,7 @@ from auditor.source.nodes import walk
 SAYING = LOGGING | {"print", "len", "sleep", "notify"}
 
 
-class RefusedAndKept(BackInLine):
+class RefusedAndKept(SetToNone):
     """Asks the callers of a function that fills a record what they do where it says no."""
 
     def _kept_when_refused(self, outcome: Outcome) -> Iterator[StoredField]:

@@ -1,0 +1,127 @@
+"""Fields of records that a method sets to None over a lease which it sees to on another way.
+
+seq = self.active[name]
+if seq.tail is not None and accepted:
+    seq.blocks.append(seq.tail)
+seq.tail = None                      # and where it was not accepted?
+"""
+
+import ast
+from collections.abc import Iterator
+
+from auditor.flow.effects import Acquisition, Handle
+from auditor.flow.follow import EDGES, Followed, follow_from
+from auditor.flow.held import Held
+from auditor.flow.knowledge import NOTHING
+from auditor.flow.lease import Loss, StoredField
+from auditor.flow.limits import TooManyStates
+from auditor.flow.trace import shortest_path
+from auditor.ir.graph import TooLarge
+from auditor.ir.ops import Assume, Constant, Move, Next, Path, Store
+from auditor.project.code.bindings import own_attribute
+from auditor.project.code.modules import Function
+from auditor.project.fields.back_in_line import BackInLine
+from auditor.project.fields.forgetting import HANDING_ON, INITIAL
+from auditor.project.fields.record_places import RecordPlace
+from auditor.project.outcome import Outcome
+from auditor.protocols.vocabulary import split
+from auditor.source.nodes import walk
+
+
+class SetToNone(BackInLine):
+    """Asks each method of the class that finds such a record in one of its tables, or is told one."""
+
+    def _set_to_none(self, outcome: Outcome) -> Iterator[StoredField]:
+        place, cls = self._record_place(outcome), outcome.function.cls
+        if place is None or cls is None or outcome.acquisition.foreign or len(place.field) != 1:
+            return
+        for method in self.family_of(cls):
+            named = not HANDING_ON.isdisjoint(split(method.name))
+            if method is outcome.function or method.name in INITIAL or named:
+                continue
+            if not _empties(method, place.field[0][1:]):
+                continue
+            if any(self._is_lost_in(outcome, place, method, name) for name in _records(method, place)):
+                yield StoredField(
+                    place.as_field(cls.qualname), outcome.lease.span, partly_by=(method.qualname,)
+                )
+                return
+
+    def _is_lost_in(self, outcome: Outcome, place: RecordPlace, method: Function, name: str) -> bool:
+        at: Path = (name, *place.field)
+        followed = self._from_where_it_is_named(outcome.acquisition, method, name, at)
+        if followed is None or followed.endings.unknown or followed.endings.taken:
+            return False
+        endings = followed.endings
+        moved = {stored for stored in endings.stored.values() if stored[:2] != at}
+        if not (endings.released or moved):
+            return False
+        return any(
+            loss is Loss.OVERWRITTEN
+            and _is_none(method, node)
+            and not _tells(method, followed, node, held, at)
+            for loss, node, held in endings.lost
+        )
+
+    def _from_where_it_is_named(
+        self, acquisition: Acquisition, method: Function, name: str, at: Path
+    ) -> Followed | None:
+        graph = method.graph
+        given = Acquisition(
+            acquisition.protocol, Handle.RESULT, acquisition.value, (at,), "", telling=acquisition.telling
+        )
+        bound = [
+            node
+            for node, op in enumerate(graph.ops)
+            if isinstance(op, Move | Next) and op.target == (name,)
+        ]  # fmt: skip
+        start = [to for node in bound for to, edge in graph.successors[node] if edge in EDGES["none"]]
+        if len(bound) != 1:
+            return None
+        try:
+            return follow_from(graph, self.effects_of(method), given, -1, NOTHING, start, EDGES["none"])
+        except (TooLarge, TooManyStates, RecursionError):
+            return None
+
+
+def _empties(method: Function, field: str) -> bool:
+    return any(
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Constant)
+        and node.value.value is None
+        and any(isinstance(each, ast.Attribute) and each.attr == field for each in node.targets)
+        for node in method.statements
+    )
+
+
+def _records(method: Function, place: RecordPlace) -> Iterator[str]:
+    """`seq` of `seq = self.active[name]`, of `for seq in self.active.values():`."""
+    for node in method.statements:
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.For(target=ast.Name(id=name), iter=value)
+            ):
+                found = (own_attribute(part, method.owner or "") for part in walk(value)
+                         if isinstance(part, ast.expr))  # fmt: skip
+                if not place.tables.isdisjoint(each for each in found if each is not None):
+                    yield name
+
+
+def _is_none(method: Function, node: int) -> bool:
+    """The store puts None there, and no other lease."""
+    op = method.graph.ops[node]
+    if not isinstance(op, Store):
+        return False
+    given = (each for each in method.graph.ops if isinstance(each, Constant) and each.target == op.source)
+    return any(each.value is None for each in given)
+
+
+def _tells(method: Function, followed: Followed, node: int, held: Held, at: Path) -> bool:
+    """`if seq.owned: drop(seq.tail)`: another field of the record says whose it is."""
+    ops = method.graph.ops
+    path = shortest_path(method.graph, followed.solution, node, held)
+    asked = (op for station in path if isinstance(op := ops[station.node], Assume))
+    return any(
+        op.subject is not None and op.subject[:1] == at[:1] and op.subject[:2] != at[:2] for op in asked
+    )
