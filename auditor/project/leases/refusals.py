@@ -97,7 +97,8 @@ def refusals(
     refusing = {_text(node) for node in _refusing(function, acquire)}
     saying = (refusing | NOTHING if kept or handed_on else refusing) & NOTHING
     failing = {node.lineno for node in function.statements if isinstance(node, ast.Raise) and node.exc}
-    raised = tuple(leak for leak in leaks if leak.loss is Loss.RAISE and leak.at.line in failing)
+    permit = acquired.handle is Handle.RECEIVER  # nobody knows of one by a key
+    raised = tuple(leak for leak in leaks if permit and leak.loss is Loss.RAISE and leak.at.line in failing)
     if answers and set(answers.values()) <= saying:
         return raised  # it always answers so
     if kept:
