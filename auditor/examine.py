@@ -52,7 +52,9 @@ def examine(order: Order, cache: Cache) -> Examined:
     scan = _scan(order, cache)
     flow = _flow(order, scan, cache)
     adopted = _adoption(order, scan, flow)
-    failures = _in_order([*order.found.failures, *scan.failures, *flow.failures])
+    unread = {failure.path for failure in scan.failures}  # who follows a lease there could not read it either
+    followed = (failure for failure in flow.failures if failure.path not in unread)
+    failures = _in_order([*order.found.failures, *scan.failures, *followed])
     failed = {failure.path for failure in failures}
     comments = [comment for comment in scan.suppressions if comment.span.path not in failed]
     facts = Facts(

@@ -29,7 +29,7 @@ from auditor.source.nodes import walk
 
 
 class SetToNone(BackInLine):
-    """Asks each method of the class that finds such a record in one of its tables, or is told one."""
+    """Asks each method of the class that finds such a record in one of its tables."""
 
     def _set_to_none(self, outcome: Outcome) -> Iterator[StoredField]:
         place, cls = self._record_place(outcome), outcome.function.cls
