@@ -130,8 +130,8 @@ def only_filled(project: Project, table: str) -> bool:
 def gathered_only(family: Iterable[Function], table: str) -> bool:
     """The class makes it and appends to it, and does not look into it."""
     for method in family:
-        kept = {id(call.func.value) for call in method.calls
-                if isinstance(call.func, ast.Attribute) and call.func.attr == "append"}  # fmt: skip
+        ways = (call.func for call in method.calls if isinstance(call.func, ast.Attribute))
+        kept = {id(way.value) for way in ways if way.attr == "append"}
         for node in method.of_kind(ast.Attribute):
             if node.attr == table and isinstance(node.ctx, ast.Load) and id(node) not in kept:
                 return False

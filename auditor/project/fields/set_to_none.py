@@ -70,14 +70,11 @@ class SetToNone(BackInLine):
         given = Acquisition(
             acquisition.protocol, Handle.RESULT, acquisition.value, (at,), "", telling=acquisition.telling
         )
-        bound = [
-            node
-            for node, op in enumerate(graph.ops)
-            if isinstance(op, Move | Next) and op.target == (name,)
-        ]  # fmt: skip
-        start = [to for node in bound for to, edge in graph.successors[node] if edge in EDGES["none"]]
+        ops = enumerate(graph.ops)
+        bound = [node for node, op in ops if isinstance(op, Move | Next) and op.target == (name,)]
         if len(bound) != 1:
             return None
+        start = [to for to, edge in graph.successors[bound[0]] if edge in EDGES["none"]]
         try:
             return follow_from(graph, self.effects_of(method), given, -1, NOTHING, start, EDGES["none"])
         except (TooLarge, TooManyStates, RecursionError):
@@ -102,9 +99,8 @@ def _records(method: Function, place: RecordPlace) -> Iterator[str]:
                 ast.Assign(targets=[ast.Name(id=name)], value=value)
                 | ast.For(target=ast.Name(id=name), iter=value)
             ):
-                found = (own_attribute(part, method.owner or "") for part in walk(value)
-                         if isinstance(part, ast.expr))  # fmt: skip
-                if not place.tables.isdisjoint(each for each in found if each is not None):
+                parts = (part for part in walk(value) if isinstance(part, ast.expr))
+                if any(own_attribute(part, method.owner or "") in place.tables for part in parts):
                     yield name
 
 

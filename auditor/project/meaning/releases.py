@@ -85,9 +85,7 @@ class Releases:
             pattern.last_word for each in self.declared if each.name == protocol for pattern in each.release
         )
         own = (function.name for function, name in self._proposed if name == protocol)
-        return frozenset(
-            function.name for function, (pair, _) in self.releasing.items() if pair.name == protocol
-        ).union(declared, own)
+        return frozenset(function.name for function in self.ends_of(protocol)).union(declared, own)
 
     def ends_of(self, protocol: str) -> list[Function]:
         """The functions of the tree that give back what is lent under this protocol."""
