@@ -13,6 +13,7 @@ from auditor.flow.lists import Lists
 from auditor.flow.passing import Passing
 from auditor.flow.places import begins_with
 from auditor.ir.calls import PUTTING
+from auditor.ir.conditions import asks_length, path_tested
 from auditor.ir.ops import ANY_ITEM, Assume, Await, Call, Move, Next, Path, Unpack
 from auditor.ir.standing import asks_itself
 
@@ -44,6 +45,8 @@ class Assuming(Passing):
             return held
         if op.subject in self._asked_just_before:
             return None
+        if self._asks_what_is_there(op):
+            return held
         if self.acquisition.keyed:
             zero = self.acquisition.from_zero and op.kind == "truth"
             told = not held.stale and not zero and op.subject in self.answers
@@ -61,6 +64,15 @@ class Assuming(Passing):
             self.endings.unknown.add(node)
             return None
         return held
+
+    def _asks_what_is_there(self, op: Assume) -> bool:
+        """`if not os.path.exists(path)` of a path that a pool of the tree lends, whatever lies there; or `if
+        len(shard) == 0` of what came with the key by which it is owed."""
+        if self.acquisition.declared or not isinstance(op.at, ast.expr):
+            return False
+        if isinstance(op.at, ast.Call) and path_tested(op.at) is not None:
+            return True
+        return self.acquisition.keyed and asks_length(op.at)
 
     @cached_property
     def answers(self) -> frozenset[Path]:

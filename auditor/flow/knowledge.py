@@ -75,7 +75,8 @@ def learn(graph: Graph, op: Op, known: Knowledge) -> Knowledge | None:
         case Move(target=target, source=source) | Await(target=target, source=source):
             if target == source:
                 return known
-            return _copy(forget(graph, target, known), target, source)
+            known = _copy(forget(graph, target, known), target, source)
+            return known | _one_and_the_same(graph, target, source)
         case Await(target=target, source=source) if is_temporary(source):
             return _copy(forget(graph, target, known), target, source)  # `if not await gate.acquire():`
         case Fresh(target=target) | InPlace(target=target) | Delete(target=target) | Next(target=target):
@@ -159,7 +160,7 @@ def _reads(graph: Graph, key: str) -> frozenset[str]:
         return _reads(graph, one[0]) | _reads(graph, other[0])
     if key.startswith("="):
         name, _, asked = key[1:].partition(":")
-        return graph.condition_names.get(asked, frozenset()) | {name}
+        return graph.condition_names.get(asked, frozenset()) | {name.removesuffix(" is None")}
     names = graph.condition_names.get(key)
     return names if names is not None else frozenset({key.removesuffix(" is None").partition(EQUAL)[0]})
 
@@ -252,6 +253,16 @@ def _copy(known: Knowledge, target: Path, source: Path, before: Knowledge | None
     told = known if before is None else before
     copies = [copy for fact in told if old in fact[0] and (copy := _renamed(fact, old, new)) is not None]
     return known.union(copies) if copies else known
+
+
+def _one_and_the_same(graph: Graph, target: Path, source: Path) -> Knowledge:
+    """`span = given`, `if span is None: span = pool.take()`: whoever asks later `if given is None:` asks for
+    that."""
+    if len(target) != 1 or len(source) != 1 or source[0] not in graph.parameters:
+        return NOTHING
+    both = [(f"{target[0]}{test}", f"{source[0]}{test}") for test in ("", " is None")]
+    asked = graph.condition_names
+    return frozenset((f"={new}:{old}", True) for new, old in both if new in asked and old in asked)
 
 
 @lru_cache(maxsize=1 << 16)

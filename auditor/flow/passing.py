@@ -76,6 +76,14 @@ class Passing(Perhaps):
             return replace(held, places=held.places - kept)
         return replace(held, counted=True)
 
+    def _is_one_more(self, node: int, call: Call) -> bool:
+        """`self.cached[key] = store.retain(block)`: what that returns is held by a count of its own."""
+        other = self.effects.acquisition(call) if node != self.site else None
+        if other is None or not other.counts or other.handle is not Handle.RESULT:
+            return False
+        alike = self.effects.end_alike(other.protocol, self.acquisition.protocol)
+        return alike and not self.acquisition.keyed
+
     def _one_of_many(self, held: Held) -> bool:
         return self.acquisition.keyed or any(ANY_ITEM in place for place in held.places)
 
@@ -261,7 +269,7 @@ class Passing(Perhaps):
             queued = treatment.moved_to is not None and self._outlives(treatment.moved_to)
             return None if queued and call.method == "put" and _waits(call) else held
         places, maybe = held.places, held.maybe
-        if treatment.result is not None:
+        if treatment.result is not None and not self._is_one_more(node, call):
             result = call.target + treatment.result
             listed = treatment.result and treatment.result[0].startswith("[")
             self._goes_by(result if listed else call.target, place)  # `max(beams)` is one of them

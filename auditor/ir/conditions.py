@@ -195,6 +195,11 @@ def is_length(node: ast.AST) -> bool:
     )
 
 
+def asks_length(test: ast.AST) -> bool:
+    """`if len(xs):`, `len(xs) == 0`"""
+    return is_length(test.left if isinstance(test, ast.Compare) else test)
+
+
 def _is_none(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 

@@ -230,9 +230,9 @@ class BoundTypes(Lineage):
                 | ast.AsyncFor(target=target, iter=value)
                 | ast.comprehension(target=target, iter=value)
             ):
-                self._bind_element(
-                    function, target, annotations.element(self._iterated(function, value)), types
-                )
+                for part, over in _zipped(target, value):
+                    element = annotations.element(self._iterated(function, over))
+                    self._bind_element(function, part, element, types)
             case ast.Assign(targets=[ast.Tuple() as target], value=value):
                 self._bind_element(function, target, self.written(function, value), types)
             case ast.Assert(test=ast.Call(func=ast.Name(id="isinstance"), args=[ast.Name(id=name), said])):
@@ -280,6 +280,14 @@ def _is_list(cls: Class, attr: str) -> bool:
         or (isinstance(value, ast.BinOp) and isinstance(value.left, ast.List))
         for value in given
     )
+
+
+def _zipped(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    """`for slot, batch in zip(slots, batches)` goes over each of them."""
+    match target, value:
+        case ast.Tuple(elts=parts), ast.Call(func=ast.Name(id="zip"), args=lists) if len(parts) == len(lists):
+            return list(zip(parts, lists, strict=True))
+    return [(target, value)]
 
 
 def _pairwise(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:

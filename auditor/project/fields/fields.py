@@ -481,6 +481,7 @@ class Fields(CountsAtEnds):
             answer = self._asked(outcome, method, path)
             if len(path) > 2:
                 drops += self._cut_off(outcome, method, path)
+                drops += self._seen_to_in_part(outcome, method, path)
                 drops += self._lost_entries(outcome, family, method, path)
             if answer.fate is not Fate.RELEASE:
                 drops += self._emptied_inside(outcome, method, path)

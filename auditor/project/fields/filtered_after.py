@@ -4,7 +4,7 @@ row.n in dead: pool.put(row)`, and then `self.rows = [row for row in self.rows i
 import ast
 from collections.abc import Iterator, Set
 
-from auditor.project.code.bindings import own_attribute
+from auditor.project.code.bindings import given_to, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.meaning.sites import last_name
 from auditor.source.nodes import walk
@@ -37,7 +37,7 @@ def _filters(method: Function, attribute: str) -> Iterator[tuple[int, str]]:
                 targets=[target],
                 value=ast.ListComp(elt=ast.Name(id=kept), generators=[ast.comprehension() as turn]),
             ) if own_attribute(target, own) == attribute and getattr(turn.target, "id", "") == kept:
-                if len(turn.ifs) == 1 and own_attribute(turn.iter, own) == attribute:
+                if len(turn.ifs) == 1 and _is_it(method, turn.iter, attribute):
                     yield node.lineno, _spoken((_contrary(turn.ifs[0]), kept))
 
 
@@ -45,18 +45,24 @@ def _given_back(
     method: Function, attribute: str, line: int, ends: Set[str]
 ) -> Iterator[tuple[ast.expr, str]]:
     """The tests under which loops above a line give back the entry, and its name there."""
-    own = method.owner or ""
     for loop in method.statements:
         match loop:
             case ast.For(target=ast.Name(id=entry), iter=over, body=body) if loop.lineno < line:
                 pass
             case _:
                 continue
-        if own_attribute(over, own) != attribute:
+        if not _is_it(method, over, attribute):
             continue
         for branch in body:
             if isinstance(branch, ast.If) and any(_ends(each, entry, ends) for each in branch.body):
                 yield branch.test, entry
+
+
+def _is_it(method: Function, over: ast.expr, attribute: str) -> bool:
+    """`self.rows`, or `rows` that is nothing else."""
+    named = list(given_to(method, over.id)) if isinstance(over, ast.Name) else []
+    meant = named[0] if len(named) == 1 else over
+    return own_attribute(meant, method.owner or "") == attribute
 
 
 def _is_of_those(test: ast.expr, entry: str, left_out: str) -> bool:

@@ -32,6 +32,7 @@ from auditor.project.fields.partial import (
 from auditor.project.fields.passed_over import passed_over_and_cleared
 from auditor.project.fields.renamed_over import renamed_over
 from auditor.project.fields.rows_cut import rows_cut
+from auditor.project.fields.some_of_a_list import seen_to_in_part
 from auditor.project.fields.starred_away import goes_through, starred_away
 from auditor.project.fields.swept_in_part import swept_in_part
 from auditor.project.meaning.needs import Question
@@ -113,6 +114,22 @@ class InPart(Families):
         over_zero = self._over_zero(outcome, method, path)
         passing = [over_zero] if over_zero is not None else []
         return [replace(self._dropped_at(method, at), parted=True) for at in (*passing, *found)]
+
+    def _seen_to_in_part(self, outcome: Outcome, method: Function, path: Path) -> list[Leak]:
+        """Of what the tree's own pool lent, and what lies nowhere else; of tables the lists in them."""
+        whole, attribute = self.whole.get(path, path), path[1][1:]
+        known = outcome.acquisition.foreign or outcome.acquisition.keyed or outcome.unknown
+        if known or {place[:2] for place in outcome.beside} - {path[:2]} or method is outcome.function:
+            return []
+        rows = self._are_lists(outcome, whole)
+        if not rows and (method.cls is None or attribute in method.cls.tables):
+            return []
+        ends = Ends(self.recogniser.ending_names(outcome.acquisition.protocol), frozenset())
+        if not for_good(self.project, method, ends.are_called_by):
+            return []
+        looks_on = partial(self._looks_on, outcome, method)
+        found = seen_to_in_part(method, attribute, ends.its, looks_on, rows=rows)
+        return [replace(self._dropped_at(method, at), parted=True) for at in found]
 
     def _others_of_a_list(self, outcome: Outcome, method: Function, whole: Path) -> Iterable[ast.AST]:
         """`self.hops.clear()` behind `revoke(self.hops[0][1])`, of pairs; so of lists of pairs in a table."""

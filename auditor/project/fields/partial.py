@@ -23,7 +23,7 @@ def rest_dropped(method: Function, attribute: str, storing: Function) -> Iterato
     own = method.owner
     if own is None or not _is_empty_at_first(storing, attribute):
         return
-    here = _Method(method, own, attribute)
+    here = InMethod(method, own, attribute)
     ending = [node for node in method.statements if here.lets_go(node)]
     inside = {id(part) for node in ending for part in walk(node)}
     parts = [each for each in here.parts() if id(each[0]) not in inside]
@@ -125,7 +125,7 @@ def _looked_up_in(row: ast.expr) -> ast.expr:
     return row
 
 
-class _Method:
+class InMethod:
     """One method, as far as it works with one field."""
 
     def __init__(self, method: Function, own: str, attribute: str) -> None:
@@ -156,7 +156,7 @@ class _Method:
                     if self.is_it(whole) and self._leaves_some(cut):
                         found.append((node, False))
                 case ast.Call(func=func, args=[whole, bound]) if last_part(func) == "islice":
-                    if self.is_it(whole) and (_is_number(bound) or self._is_told(bound)):
+                    if self.is_it(whole) and (is_a_number(bound) or self.is_told(bound)):
                         found.append((node, False))
                 case (
                     ast.Subscript(value=whole, slice=ast.Constant(value=0), ctx=ast.Load())
@@ -190,8 +190,8 @@ class _Method:
         if step is not None and ast.unparse(step) not in ("1", "-1"):
             return isinstance(step, ast.Constant)
         if lower is not None and ast.unparse(lower) != "0":
-            return _is_number(lower) and cut.upper is None
-        return cut.upper is not None and (_is_number(cut.upper) or self._is_told(cut.upper))
+            return is_a_number(lower) and cut.upper is None
+        return cut.upper is not None and (is_a_number(cut.upper) or self.is_told(cut.upper))
 
     def _counts_less(self, told: list[ast.expr], bound: ast.expr) -> bool:
         """`range(1, len(self.lanes))`, `range(len(self.lanes) - 1)`"""
@@ -212,14 +212,14 @@ class _Method:
             isinstance(given[0], ast.ListComp) and any(each.ifs for each in given[0].generators)
         )
 
-    def _is_told(self, bound: ast.expr) -> bool:
+    def is_told(self, bound: ast.expr) -> bool:
         """By a parameter, a field that is set at birth, or reckoned from such: `self.pages_for(tokens)`."""
         match bound:
             case ast.Call(func=ast.Attribute() as way, args=[_, *_] as args, keywords=[]):
-                return self._only_reckons(way) and all(map(self._is_told, args))
+                return self._only_reckons(way) and all(map(self.is_told, args))
             case ast.BinOp(left=left, right=right):
                 both = (left, right)
-                return all(_is_number(each) or self._is_told(each) for each in both)
+                return all(is_a_number(each) or self.is_told(each) for each in both)
         name = own_attribute(bound, self.own)
         if name is None or self.method.cls is None:
             return isinstance(bound, ast.Name) and bound.id in self.method.parameters
@@ -287,7 +287,7 @@ class _Method:
         return False
 
 
-class _Popped(_Method):
+class _Popped(InMethod):
     """The same of a local name."""
 
     def is_it(self, node: ast.expr) -> bool:
@@ -363,7 +363,7 @@ def _asks_for_some(test: ast.expr) -> bool:
     return not any(isinstance(each, ast.Constant) and each.value is not None for each in compared)
 
 
-def _is_number(node: ast.expr) -> bool:
+def is_a_number(node: ast.expr) -> bool:
     number = node.operand if isinstance(node, ast.UnaryOp) else node
     return isinstance(number, ast.Constant) and isinstance(number.value, int)
 

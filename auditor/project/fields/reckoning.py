@@ -149,7 +149,7 @@ def others_look_first(filling: Filling, call: ast.Call, family: Sequence[Functio
             for other in all_fillings(method, own):
                 if not _under_alike(other, filling):
                     continue
-                if first and other.field == filling.field and follows_another(method.name, True):
+                if first and follows_another(method.name, True):
                     continue
                 if looks_and_takes(other, call) or _ends_and_takes(other, filling, call, family):
                     return True

@@ -6,8 +6,9 @@ from auditor.flow.effects import Acquisition, Handle
 from auditor.flow.follow import Followed
 from auditor.flow.held import Endings
 from auditor.flow.knowledge import NOTHING, Knowledge
+from auditor.ir.conditions import asks_length
 from auditor.ir.graph import Graph
-from auditor.ir.ops import Call
+from auditor.ir.ops import Assume, Call
 from auditor.project.code.bindings import given_to
 from auditor.project.code.modules import Function
 
@@ -18,16 +19,22 @@ def asked(op: Call) -> Knowledge:
     return frozenset({(owner, True), (f"{owner} is None", False)}) if owner else NOTHING
 
 
-def handed_out(op: Call, acquisition: Acquisition) -> Knowledge:
+def handed_out(graph: Graph, op: Call, acquisition: Acquisition) -> Knowledge:
     """What holds the lease is something, whatever flag says so later: `fits = pages is not None`; but for
-    the number 0 that is not true."""
+    the number 0 that is not true, nor for what came with a key and may be empty."""
     in_result = any(place[:1] == op.target for place in acquisition.places)
     if acquisition.handle is Handle.RESULT and not in_result:
         return NOTHING  # it lies in what the call was given
     given = "".join(op.target)
     some = (f"{given} is None", False)
     is_number = acquisition.from_zero and (acquisition.keyed or op.target in acquisition.places)
-    return frozenset({some} if is_number else {(given, True), some})
+    may_be_empty = acquisition.keyed and op.target not in acquisition.places and _is_measured(graph)
+    return frozenset({some} if is_number or may_be_empty else {(given, True), some})
+
+
+def _is_measured(graph: Graph) -> bool:
+    """`if len(shard) == 0:`"""
+    return any(isinstance(op, Assume) and asks_length(op.at) for op in graph.ops)
 
 
 def of_receiver(op: Call, acquisition: Acquisition) -> Knowledge:

@@ -125,9 +125,11 @@ class Following:
         acquisition = self.acquisition(node, source)
         known = self.known.get(node, NOTHING)
         if acquisition.handle is Handle.RESULT:
-            known = known | handed_out(op, acquisition)
+            known = known | handed_out(self.graph, op, acquisition)
         elif not (acquisition.opened or acquisition.helped):
-            known = known | handed_out(op, acquisition) | asked(op)  # `if lock.acquire(blocking=False):`
+            known = (
+                known | handed_out(self.graph, op, acquisition) | asked(op)
+            )  # `if lock.acquire(blocking=False):`
         known = known | {(op.target[0] + item, truth) for item, truth in acquisition.flags}
         known = known | of_receiver(op, acquisition) | acquisition.given
         lends, loops = self.function.is_context_manager, loops_around(self.function, op.at)

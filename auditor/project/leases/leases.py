@@ -211,11 +211,13 @@ class Follower(Afterwards):
         lost: list[tuple[Loss, ast.AST]] = []
         if endings.released:
             lost += [(Loss.RETURN, at) for at in stopped_early(self.function, op.at, ends)]
-            lost += [(Loss.RETURN, at) for at in zipped_short(self.function, op.at, ends)]
             lost += [(Loss.RETURN, at) for at in given_back_in_part(self.function, op.at, ends)]
             first = only_the_first(self.function, self.effects.recogniser.calls, op.at, ends)
             once = given_back_once(self.function, op.at, ends) if acquisition.keyed else None
             lost += [(Loss.RETURN, each) for each in (first, once) if each is not None]
+        if (endings.released or endings.stored) and "zip(" in text:
+            calls = self.effects.recogniser.calls
+            lost += [(Loss.RETURN, at) for at in zipped_short(calls, self.function, op.at, ends)]
         if acquisition.handle is Handle.RESULT and "setdefault(" in text:
             lost += [(Loss.RETURN, at) for at in lost_to_the_first(self.function, op.at)]
         if acquisition.handle is Handle.RESULT and "lambda" in text:

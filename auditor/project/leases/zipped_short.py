@@ -1,10 +1,11 @@
-"""Lists of leases that a loop gives back beside another list, `for lane, task in zip(lanes, tasks)`, which
-may be the shorter one: `zip` ends there, and the lanes behind it are lost."""
+"""Lists of leases that a loop gives back, or notes, beside another list, `for lane, task in zip(lanes, tasks)`,
+which may be the shorter one: `zip` ends there, and the lanes behind it are lost."""
 
 import ast
 from collections.abc import Iterator, Set
 
 from auditor.project.code.bindings import assignments, given_to
+from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Function
 from auditor.project.fields.filling_again import names_in
 from auditor.project.leases.stopped_early import listed_in
@@ -12,8 +13,8 @@ from auditor.project.meaning.sites import last_name
 from auditor.source.nodes import walk
 
 
-def zipped_short(function: Function, call: ast.Call, ends: Set[str]) -> Iterator[ast.For]:
-    """The one loop that gives them back, where nothing says that the other list is as long."""
+def zipped_short(calls: Calls, function: Function, call: ast.Call, ends: Set[str]) -> Iterator[ast.For]:
+    """The one loop that gives them back, or notes each, where nothing says that the other list is as long."""
     name = listed_in(function, call)
     loops = [
         (node, zipped)
@@ -23,7 +24,8 @@ def zipped_short(function: Function, call: ast.Call, ends: Set[str]) -> Iterator
     if not name or len(loops) != 1:
         return
     ((loop, zipped),) = loops
-    if not _gives_back(loop, ends) or _is_spoken_of_behind(function, loop, name):
+    keeps = _notes(loop) and not _are_counted_by_callers(calls, function)
+    if not (_gives_back(loop, ends) or keeps) or _is_spoken_of_behind(function, loop, name):
         return
     others = zipped.args[1:]
     if _is_longer(function, name, others) or not _are_linked(function, name, others):
@@ -44,15 +46,41 @@ def _first(zipped: ast.Call) -> str:
     return getattr(zipped.args[0], "id", "")
 
 
-def _gives_back(loop: ast.For, ends: Set[str]) -> bool:
+def _turn(loop: ast.For) -> str:
+    """`lane`"""
     target = loop.target
     if isinstance(target, ast.Tuple) and isinstance(target.elts[-1], ast.Tuple):
         target = target.elts[-1]  # `for number, (lane, task) in enumerate(zip(lanes, tasks))`
     each = target.elts[0] if isinstance(target, ast.Tuple) else target
-    return isinstance(each, ast.Name) and any(
-        isinstance(node, ast.Call) and last_name(node) in ends and each.id in names_in(node)
+    return each.id if isinstance(each, ast.Name) else ""
+
+
+def _gives_back(loop: ast.For, ends: Set[str]) -> bool:
+    return any(
+        isinstance(node, ast.Call) and last_name(node) in ends and _turn(loop) in names_in(node)
         for part in loop.body
         for node in walk(part)
+    )
+
+
+def _notes(loop: ast.For) -> bool:
+    """`self.latest[task.id] = lane`, `task.lane = lane`, in every turn."""
+    for statement in loop.body:
+        match statement:
+            case ast.Assign(targets=[ast.Subscript() | ast.Attribute()], value=ast.Name(id=noted)):
+                if noted == _turn(loop):
+                    return True
+    return False
+
+
+def _are_counted_by_callers(calls: Calls, function: Function) -> bool:
+    """`self.fill(batches, len(batches))`: those know how many there are, or may."""
+    return any(
+        last_name(call) == function.name and "len(" in ast.unparse(call)
+        for module in calls.model.project.parsed()
+        if f"{function.name}(" in module.text
+        for caller in module.by_node.values()
+        for call in caller.calls
     )
 
 

@@ -42,6 +42,7 @@ from auditor.project.meaning.summaries import FAILURE, NOTHING, Summaries
 from auditor.project.meaning.telling import asked_of, ignored
 from auditor.project.meaning.told_ends import ToldEnds, is_a_release
 from auditor.project.pools.bodies import contains_failures, own_exceptions, returns_itself
+from auditor.project.pools.lent_kinds import TENSORS
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING
 from auditor.source.nodes import walk
 
@@ -212,7 +213,7 @@ class FunctionEffects(OutsideEffects):
             told = self._told_with(call, position, rest, task[1])
             if self._later.worked_on(call, *task, rest, value, protocol, told) == ON_SOME_WAYS:
                 return ON_SOME_WAYS
-        if call.receiver is None and not rest and call.method in TAKING_APART and self.ends_itself(protocol):
+        if call.receiver is None and not rest and call.method in TAKING_APART and self._is_copied(protocol):
             return BORROWED  # `sorted(file)`: the lines are not the file
         targets, constructed, dotted = self.recogniser.calls.targets(function, node)
         of_library = position == -1 and not rest and protocol in self.recogniser.of_library
@@ -222,7 +223,9 @@ class FunctionEffects(OutsideEffects):
             return self._constructed(call, constructed, targets, position, rest, value, protocol)
         if targets:
             found = self._summarised(call, targets, position, rest, value, protocol)
-            if found.fate is Fate.BORROW and _copies_out(call, targets, position, rest, value):
+            asked = targets, position, rest, value
+            apart = _copies_out(call, *asked) or _shows_memory(*asked)
+            if found.fate is Fate.BORROW and apart:
                 return replace(found, result=None)
             if found.fate is Fate.BORROW or not self._hearsay(call, position, rest, value):
                 return found
@@ -230,6 +233,9 @@ class FunctionEffects(OutsideEffects):
         if treatment.fate is Fate.TAKE and rest and rest[0].startswith(".") and self._itself(call, position):
             return BORROWED  # `registry.add(self)` takes the object; what is in its fields it keeps
         return treatment
+
+    def _is_copied(self, protocol: str) -> bool:
+        return self.ends_itself(protocol) or self.lends_plain_memory(protocol)
 
     def _indirect(
         self, call: Call, position: Position, rest: Path, value: Value, protocol: str
@@ -334,6 +340,11 @@ class FunctionEffects(OutsideEffects):
         chained = position == -1 and rest and returns_itself(target) and not self._counts_another(call)
         if chained and answer.treatment == BORROWED:
             return Treatment(result=rest)  # `work.then(log).then(pool.free)`
+        of_a_local = (
+            call.receiver is not None and len(call.receiver) == 1 and call.receiver[0] != self.function.owner
+        )
+        if answer.shown is not None and position == -1 and of_a_local:
+            return Treatment(result=answer.shown)  # `received = pending.take()`, which pending has as well
         if answer.fate is Fate.TAKE and len(answer.stored) == 1 and not answer.sometimes:
             moved = self._translate(call, target, answer.stored[0], bound)
             if moved is not None:
@@ -425,6 +436,14 @@ def _with_itself(found: Treatment, targets: Sequence[Function], rest: Path) -> T
     """`Run(pages).retain()` returns the object, with what lies in it."""
     untouched = found.fate is Fate.BORROW and found.result is None
     return replace(found, result=rest) if untouched and all(map(returns_itself, targets)) else found
+
+
+def _shows_memory(targets: Sequence[Function], position: Position, rest: Path, value: Value) -> bool:
+    """`slab.view(shape) -> Tensor`, a method of what is lent: the tensor leads nobody back to the slab."""
+    if position != -1 or rest or value not in (Value.OBJECT, Value.INDEX):
+        return False
+    says = [getattr(target.node, "returns", None) for target in targets]
+    return bool(says) and all(each is not None and ast.unparse(each).strip("'\"") in TENSORS for each in says)
 
 
 def _copies_out(

@@ -67,6 +67,7 @@ class Answer:
     leaves: bool = False  # whoever gets the result has it, and the object it lay in no longer
     left: bool = False  # it is stored on some ways, and on others nobody has it
     handed_back: bool = False  # it is stored on some ways, and on others returned
+    shown: Path | None = None  # where in the result it lies, and in the object as well
 
     @property
     def treatment(self) -> Treatment:
@@ -344,8 +345,10 @@ def _conclude(question: Question, followed: Followed) -> Answer:
     if again and (in_a_row or gives_up):
         sometimes = again.keys() != endings.stored.keys()
         return Answer(result=min(again.values()), sometimes=sometimes, leaves=gives_up and not sometimes)
-    if again and same and question.place[1:] == ():
+    if again and same:
         handed = min(again.values(), key=len), again.keys() != endings.stored.keys()
+        if question.place[1:] != ():
+            return Answer(dropped=dropped, shown=None if handed[1] else handed[0])
         return Answer(
             result=handed[0], sometimes=handed[1]
         )  # `lease.ids = lease.ids[:k]`, and it is returned

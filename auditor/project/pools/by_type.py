@@ -1,9 +1,11 @@
 """Pairs told by names and types: `attach(size) -> Segment | None`, and `detach(segment: Segment)`."""
 
+import ast
 from collections.abc import Iterator, Set
 
 from auditor.flow.effects import Handle
-from auditor.project.code.modules import Class, Function
+from auditor.project.code.bindings import ways
+from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.pools.halves import LENDING, Half, Pair
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.used_together import is_told_one_of_those, is_told_what_it_makes
@@ -49,6 +51,18 @@ def _moves_out(method: Function, ends: list[Function]) -> bool:
     return apart and any(is_told_one_of_those(method, end) for end in ends)
 
 
+def _makes_such(method: Function, lending: Half) -> bool:
+    """`return Permit(tenant)` in `try_enter`, as in `enter`."""
+    made = _made_to_return(method)
+    return bool(made) and made == _made_to_return(lending.function)
+
+
+def _made_to_return(method: Function) -> set[str]:
+    returned = (node.value for node in method.statements if isinstance(node, ast.Return) and node.value)
+    made = (way.func for value in returned for way in ways(value) if isinstance(way, ast.Call))
+    return {ast.unparse(each) for each in made if last_part(each)[:1].isupper()}
+
+
 def other_takers(methods: list[Function], pairs: list[Pair], paired: Set[Function]) -> Iterator[Pair]:
     """`collect() -> Slot | None` beside `open_slot() -> Slot | None` and `close_slot(slot: Slot)`: what
     others have posted lies in another store of the pool, and whoever takes it out closes it."""
@@ -59,7 +73,9 @@ def other_takers(methods: list[Function], pairs: list[Pair], paired: Set[Functio
         for method in methods if typed else ():
             if method in paired or method in ends or method.name.startswith("_") or method.is_abstract:
                 continue
-            if not LENDING.isdisjoint(method.decorators) or not removes_from_state(method):
+            if not LENDING.isdisjoint(method.decorators):
+                continue
+            if not removes_from_state(method) and not any(_makes_such(method, half) for half in lent):
                 continue
             if any(is_told_what_it_makes(method, end) for end in ends) or _moves_out(method, ends):
                 half = Half(method, lent[0].name, Handle.RESULT, 0, lent[0].value, by_shape=True)

@@ -1,19 +1,20 @@
-"""Pools that lend rows of plain numbers, bytearrays and lists of floats: a slice of one, or a list made of
-it, is a copy, which leads nobody back to what was lent."""
+"""Pools that lend rows of plain numbers, bytearrays and lists of floats, or empty lists to be filled: a slice
+of one, or a list made of it, is a copy, which leads nobody back to what was lent."""
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from auditor.project.code.bindings import given_to, own_attribute, ways
 from auditor.project.code.modules import Function, last_part
-from auditor.project.pools.lent_kinds import put_into_the_store
+from auditor.project.pools.lent_kinds import TAKING, put_into_the_store
 
 ROW = re.compile(
     r"(?:Optional\[)?(?:bytearray|[Ll]ist\[float\]|(?:array\.)?array(?:\[float\])?)\]?(?: \| None)?"
 )
 """Annotations of such a row."""
 
+EMPTY = frozenset({"list", "dict", "set", "deque", "Counter", "OrderedDict"})
 CONTAINERS = frozenset({"list", "deque"})
 ROWS = frozenset({"bytearray", "array"})
 
@@ -27,7 +28,25 @@ def lends_plain_memory(function: Function) -> bool:
     made += [each for call in made for each in _by_a_helper(function, call)]
     asked = [each for call in made for each in _asked_of_itself(function, call)]
     made += [*asked, *(each for call in asked for each in _by_a_helper(function, call))]
-    return any(map(is_row, made)) and not any(isinstance(each, ast.Tuple) for each in made)
+    if any(isinstance(each, ast.Tuple) for each in made):
+        return False
+    return any(map(is_row, made)) or _lends_empty_lists(made)
+
+
+def _lends_empty_lists(made: Sequence[ast.expr]) -> bool:
+    """`return self.spare.pop() if self.spare else []`, a list to work with; what `self.free[:n]` returns
+    beside `[]` is a list of what is lent."""
+    taken = any(isinstance(way, ast.Call) and last_part(way.func) in TAKING for way in made)
+    return taken and any(map(_is_empty_container, made))
+
+
+def _is_empty_container(made: ast.expr) -> bool:
+    match made:
+        case ast.List(elts=[]) | ast.Dict(keys=[]):
+            return True
+        case ast.Call(func=ast.Name(id=name), args=[], keywords=[]):
+            return name in EMPTY
+    return False
 
 
 def is_row(made: ast.expr) -> bool:

@@ -207,6 +207,8 @@ def _classes_named(annotation: ast.expr | None) -> set[str]:
     match annotation:
         case ast.Name(id=name):
             return {name}
+        case ast.Attribute():
+            return {ast.unparse(annotation)}  # `Permits.Permit`, a class within one
         case ast.Constant(value=str(text)) if (said := _read(text)) is not None:
             return _classes_named(said)
         case ast.Subscript(value=ast.Name(id="Optional"), slice=inner):
