@@ -50,6 +50,7 @@ class Assuming(Passing):
         if self.acquisition.keyed:
             zero = self.acquisition.from_zero and op.kind == "truth"
             told = not held.stale and not zero and op.subject in self.answers
+            told |= op.kind == "none" and op.subject in held.places  # no key is None
             return None if told else held
         if op.asks_the_sort and op.subject not in held.places:
             return held

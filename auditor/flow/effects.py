@@ -145,6 +145,9 @@ class Effects(Protocol):
     def is_ended_through(self, field: str, protocol: str) -> bool:
         """Whether somebody who has to do with a field of this name, `.active`, ends such leases."""
 
+    def is_named_to_an_end(self, field: str, protocol: str) -> bool:
+        """Whether somebody who ends such leases speaks of a field of this name, or hands it on."""
+
     def ends_its_keys(self, field: str, protocol: str) -> bool:
         """Whether somebody who goes over a table in a field of this name ends such leases by its keys."""
 

@@ -157,7 +157,7 @@ class Passing(Perhaps):
             perhaps = [treatment for treatment in perhaps if treatment.fate is not Fate.BORROW]
         if perhaps and self.acquisition.value is Value.INDEX and self._lends_another(call):
             perhaps = [each for each in perhaps if each.moved_to is None]  # `card.register(slot * size)`
-        if perhaps and self._is_converted(operand):
+        if perhaps and (self._is_converted(operand) or self._lists_what_it_says(call, held)):
             listed = frozenset(each.moved_to for each in perhaps if self._is_listed_here(each))
             perhaps = [treatment for treatment in perhaps if not self._is_listed_here(treatment)]
             to = frozenset(place for place in listed if place is not None and edge not in RAISING)
@@ -206,6 +206,11 @@ class Passing(Perhaps):
         calls = (op for op in self.graph.ops if isinstance(op, Call) and op.target in names)
         return any(call.method in CONVERTING for call in calls)
 
+    def _lists_what_it_says(self, call: Call, held: Held) -> bool:
+        """`mapping.append((old.number, new.number))` beside `fresh.append(new)`."""
+        local = any(ANY_ITEM in place and not self._outlives(place) for place in held.places)
+        return local and call.method in FILLING and self.acquisition.value is Value.INDEX
+
     def _is_listed_here(self, treatment: Treatment) -> bool:
         """`parts.append(buffer.to(device))`: it is the list that may hold it now."""
         to = treatment.moved_to
@@ -241,6 +246,13 @@ class Passing(Perhaps):
         `self.active[name] = slot` in a callee that is told a name."""
         fields = [piece for piece in to if piece.startswith(".")]
         return bool(fields) and not self.effects.is_ended_through(fields[-1], self.acquisition.protocol)
+
+    def _says_only_how_much(self, call: Call, place: Path) -> bool:
+        """`self.waiting.append(request)` behind `budget.take(request.wanted)`, by which nobody ever gives back."""
+        if self.acquisition.value is not Value.AMOUNT or not place[-1].startswith("."):
+            return False
+        told = any(path == place for _, path in operands(call))
+        return not (told or self.effects.is_named_to_an_end(place[-1], self.acquisition.protocol))
 
     @cached_property
     def _shared(self) -> Path | None:
@@ -282,6 +294,8 @@ class Passing(Perhaps):
                 self.trusting.add(node)
                 return held
             if call.method not in KEEPING and self._is_a_mere_note(treatment.moved_to):
+                return held
+            if self._says_only_how_much(call, place):
                 return held
             self.endings.unknown.add(node)
             self.endings.kept.add(node)

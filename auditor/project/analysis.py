@@ -42,7 +42,12 @@ from auditor.project.leases.never_ended import NeverEnded
 from auditor.project.leases.once_each import told_of_repeats
 from auditor.project.leases.openers import keep_lost, made_as, openers, without_kept
 from auditor.project.leases.received import callers_of
-from auditor.project.leases.second_hand import believe_receivers, second_hands, without_exceptional
+from auditor.project.leases.second_hand import (
+    believe_receivers,
+    out_of_own_tables,
+    second_hands,
+    without_exceptional,
+)
 from auditor.project.leases.seen_as_methods import Found, as_methods, told_as_functions
 from auditor.project.leases.shown_again import keep_what_is_shown
 from auditor.project.leases.wrapping import in_other_cases, lists_what_it_counts, told_otherwise, wraps
@@ -332,6 +337,7 @@ class Analysis:
         fields = asked.stored(self._in_order())
         self.outcomes = without_kept(self.outcomes, fields)
         fields = told_how_taken(asked.takings, fields, self.outcomes, self._follow_taking)
+        self._follow_own_tables(fields)
         fields |= self._shared_fields(asked, fields)
         fields |= self._fields_of_contexts(asked, fields)
         outcomes = [
@@ -369,6 +375,23 @@ class Analysis:
     def _follow_taking(self, function: Function, call: ast.Call, source: Source) -> None:
         self.recogniser.second_hand[call] = source
         self._follow(function, call, source)
+
+    def _follow_own_tables(self, found: Found) -> None:
+        """What a method takes out of a table of its object, and gives back on another way, where nobody has
+        told of a loss there."""
+        told = [drop.at for fields in found.values() for each in fields for drop in each.drops]
+        for function, call, source in list(out_of_own_tables(self.recogniser)):
+            known = id(call) in self.outcomes or call in self.recogniser.second_hand
+            if known or any(
+                function in function.module.functions_at([at.line])
+                for at in told
+                if at.path == function.module.path
+            ):
+                continue
+            self._follow_taking(function, call, source)
+            outcome = self.outcomes.get(id(call))
+            if outcome is not None and (not outcome.lease.released or not loses_normally(outcome.lease)):
+                outcome.lease = replace(outcome.lease, leaks=())
 
     def _shared_fields(self, asked: Fields, known: Found) -> dict[int, tuple[StoredField, ...]]:
         """Of what no object has, but the functions of a module or a class share."""

@@ -197,9 +197,8 @@ class _InHand:
                 return
             leaving = self._ways_that_leave(self._statement(given))
             for node in self.method.nodes:
-                if isinstance(node, ast.Name) and node.id == target.id and _is_read(node):
-                    if id(node) not in leaving:
-                        yield from self.portions(node)
+                if isinstance(node, ast.Name) and node.id == target.id and id(node) not in leaving:
+                    yield from self.portions(node) if _is_read(node) else ()
         elif self._is_kept_in(target):
             yield WHOLE
         else:

@@ -4,6 +4,7 @@ A hold, a mark or a state of the whole process needs no name to be ended by, so 
 is as good as the call in it: `begin()` for whoever calls `end()`, `self.admit(job)` for whoever calls
 `retire(job)`. Who never ends it himself leaves it to others, as with the call itself."""
 
+import ast
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 
@@ -15,14 +16,17 @@ from auditor.flow.lease import EXCEPTIONAL, Loss
 from auditor.flow.solve import solve
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RAISING, Call, Edge, Leave, Next, Op, Path, Way
+from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Function
 from auditor.project.leases.refusals import doubtful_lines, refusing_lines
 from auditor.project.meaning.recognise import Recogniser
+from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.source import Source
 from auditor.project.meaning.summaries import PROCESS
 from auditor.project.meaning.telling import asked_of, said_at, said_by
 from auditor.project.outcome import Outcome
+from auditor.source.nodes import walk
 
 CALM = EDGES["none"]
 DEEPEST = 4
@@ -32,7 +36,9 @@ DEEPEST = 4
 def note_held_over(recogniser: Recogniser, source: Source, outcome: Outcome) -> None:
     """What its callers begin when they call it."""
     function = outcome.function
-    if outcome.held_over and function not in recogniser.acquiring and not _is_called_by_python(function):
+    if not outcome.held_over or function in recogniser.acquiring or _is_called_by_python(function):
+        return
+    if not _is_noted_by_its_object(recogniser, outcome):
         recogniser.wrappers.setdefault(function, _told(source, outcome))
 
 
@@ -47,6 +53,29 @@ def ended_by_callers(outcome: Outcome, received: Sequence[Outcome], calls: Calls
         )
         outcome.lease = replace(outcome.lease, leaks=left, handed_over=True)
     return outcome
+
+
+def _is_noted_by_its_object(recogniser: Recogniser, outcome: Outcome) -> bool:
+    """`self.credit = self.credits.draw(self.peer)`, and `if self.credit: self.credits.refund(self.peer)` in
+    another method: the object knows, and ends it itself."""
+    function, cls = outcome.function, outcome.function.cls
+    noted = {
+        own_attribute(target, function.owner or "")
+        for target, value in assignments(function)
+        if value is outcome.call
+    } - {None}
+    ends = recogniser.ending_names(outcome.acquisition.protocol)
+    return any(
+        isinstance(node, ast.If)
+        and own_attribute(node.test, method.owner or "") in noted
+        and any(
+            isinstance(part, ast.Call) and last_name(part) in ends
+            for each in node.body
+            for part in walk(each)
+        )
+        for method in (cls.methods.values() if cls is not None and noted else ())
+        for node in method.statements
+    )
 
 
 def _is_called_by_python(function: Function) -> bool:

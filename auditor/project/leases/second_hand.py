@@ -50,6 +50,28 @@ def second_hands(recogniser: Recogniser) -> Iterator[tuple[Function, ast.Call, S
                         yield from ((each, other, source) for each, other in _others(taker, call))
 
 
+def out_of_own_tables(recogniser: Recogniser) -> Iterator[tuple[Function, ast.Call, Source]]:
+    """`blocks = self.parked.pop(key)`, where the method gives back the blocks on another way, whoever put them
+    there."""
+    words = {function.name for function, (pair, _) in recogniser.releasing.items() if _lends(pair)}
+    for module in list(recogniser.calls.model.project.parsed()):
+        if ".pop" not in module.text:
+            continue
+        for function, calls in functions_with(module, words):
+            for thing, pair in _given_back(recogniser, function, calls):
+                bound = _bound(function, thing) if len(thing) == 1 else None
+                for call in ways(bound[0]) if bound is not None and not bound[1] else ():
+                    if isinstance(call, ast.Call) and _takes_out_of_its_table(function, call):
+                        yield function, call, _source(pair, ())
+
+
+def _takes_out_of_its_table(function: Function, call: ast.Call) -> bool:
+    match call.func:
+        case ast.Attribute(value=ast.Attribute(value=ast.Name(id=owner)), attr="pop" | "popleft"):
+            return owner == function.owner
+    return False
+
+
 def _others(taker: Function, call: ast.Call) -> Iterator[tuple[Function, ast.Call]]:
     """The same is in the queue for the other methods of the object."""
     queue = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""

@@ -1,5 +1,5 @@
-"""Lists of leases that a loop gives back, or notes, beside another list, `for lane, task in zip(lanes, tasks)`,
-which may be the shorter one: `zip` ends there, and the lanes behind it are lost."""
+"""Lists of leases that a loop gives back, or notes, beside another list that may be the shorter one:
+`for lane, task in zip(lanes, tasks)` ends there, and the lanes behind it are lost."""
 
 import ast
 from collections.abc import Iterator, Set

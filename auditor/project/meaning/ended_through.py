@@ -36,6 +36,21 @@ def is_ended_through(recogniser: Recogniser, field: str, protocol: str) -> bool:
     return False
 
 
+def is_named_to_an_end(recogniser: Recogniser, field: str, protocol: str) -> bool:
+    """`self.budget.refund(request.charged)` says nothing of `request.wanted`: by a function that ends such
+    leases, or tells somebody else what is in the field."""
+    names, taking = recogniser.ending_names(protocol), recogniser.taking_names(protocol)
+    for module in recogniser.calls.model.project.parsed():
+        for function in list(module.by_node.values()) if field in module.text else ():
+            if field not in function.text:
+                continue
+            told = (call for call in function.calls if last_name(call) not in taking | LOGGING | NOTING)
+            handed = any(_mentions(each, field[1:]) for call in told for each in call.args)
+            if handed or _ends(function, names):
+                return True
+    return not names
+
+
 def _may_end(function: Function, names: frozenset[str], field: str) -> bool:
     if _ends(function, names):
         return True

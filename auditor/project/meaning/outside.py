@@ -24,7 +24,7 @@ from auditor.project.meaning import library
 from auditor.project.meaning.absorbed import is_absorbed
 from auditor.project.meaning.answering import answers_as_a_borrower
 from auditor.project.meaning.ended_as_keys import ends_its_keys
-from auditor.project.meaning.ended_through import is_ended_through
+from auditor.project.meaning.ended_through import is_ended_through, is_named_to_an_end
 from auditor.project.meaning.entered import owed_behind_its_with
 from auditor.project.meaning.outside_words import (
     ARRAYS,
@@ -87,6 +87,9 @@ class OutsideEffects:
 
     def is_ended_through(self, field: str, protocol: str) -> bool:
         return is_ended_through(self.recogniser, field, protocol)
+
+    def is_named_to_an_end(self, field: str, protocol: str) -> bool:
+        return is_named_to_an_end(self.recogniser, field, protocol)
 
     def ends_its_keys(self, field: str, protocol: str) -> bool:
         return ends_its_keys(self.recogniser, field, protocol)

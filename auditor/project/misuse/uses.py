@@ -168,6 +168,9 @@ class FunctionUses:
     def is_ended_through(self, field: str, protocol: str) -> bool:
         return self.effects.is_ended_through(field, protocol)
 
+    def is_named_to_an_end(self, field: str, protocol: str) -> bool:
+        return self.effects.is_named_to_an_end(field, protocol)
+
     def ends_its_keys(self, field: str, protocol: str) -> bool:
         return self.effects.ends_its_keys(field, protocol)
 

@@ -75,7 +75,8 @@ def other_takers(methods: list[Function], pairs: list[Pair], paired: Set[Functio
                 continue
             if not LENDING.isdisjoint(method.decorators):
                 continue
-            if not removes_from_state(method) and not any(_makes_such(method, half) for half in lent):
+            alike = not is_told_what_it_makes(method, method) and any(_makes_such(method, h) for h in lent)
+            if not (alike or removes_from_state(method)):
                 continue
             if any(is_told_what_it_makes(method, end) for end in ends) or _moves_out(method, ends):
                 half = Half(method, lent[0].name, Handle.RESULT, 0, lent[0].value, by_shape=True)

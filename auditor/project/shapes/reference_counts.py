@@ -309,7 +309,9 @@ def _table_of_told(method: Function, target: ast.expr) -> str | None:
 
 
 def returns_what_it_is_told(method: Function) -> bool:
-    """`return [*pages]`: the references are those of what is returned; not `return page.data`."""
+    """`return [*pages]`: the references are those of what is returned; not `return page.data`, nor a bool."""
+    if getattr(getattr(method.node, "returns", None), "id", "") == "bool":
+        return False
     work = field_work(method)
     told = work.derived(set(own_parameters(method)[:1]), frozenset())
     answers = [value for value in work.returned if not isinstance(value, ast.Constant)]
