@@ -248,7 +248,7 @@ class Passing(Perhaps):
         return bool(fields) and not self.effects.is_ended_through(fields[-1], self.acquisition.protocol)
 
     def _says_only_how_much(self, call: Call, place: Path) -> bool:
-        """`self.waiting.append(request)` behind `budget.take(request.wanted)`, by which nobody ever gives back."""
+        """`self.waiting.append(request)` behind `budget.take(request.wanted)`, by which nobody gives back."""
         if self.acquisition.value is not Value.AMOUNT or not place[-1].startswith("."):
             return False
         told = any(path == place for _, path in operands(call))

@@ -51,8 +51,8 @@ def second_hands(recogniser: Recogniser) -> Iterator[tuple[Function, ast.Call, S
 
 
 def out_of_own_tables(recogniser: Recogniser) -> Iterator[tuple[Function, ast.Call, Source]]:
-    """`blocks = self.parked.pop(key)`, where the method gives back the blocks on another way, whoever put them
-    there."""
+    """`blocks = self.parked.pop(key)`, where the method gives back the blocks on another way, whoever has put
+    them there."""
     words = {function.name for function, (pair, _) in recogniser.releasing.items() if _lends(pair)}
     for module in list(recogniser.calls.model.project.parsed()):
         if ".pop" not in module.text:
