@@ -44,7 +44,7 @@ from auditor.project.leases.openers import keep_lost, made_as, openers, without_
 from auditor.project.leases.received import callers_of
 from auditor.project.leases.second_hand import (
     believe_receivers,
-    out_of_own_tables,
+    out_of_tables,
     second_hands,
     without_exceptional,
 )
@@ -337,7 +337,7 @@ class Analysis:
         fields = asked.stored(self._in_order())
         self.outcomes = without_kept(self.outcomes, fields)
         fields = told_how_taken(asked.takings, fields, self.outcomes, self._follow_taking)
-        self._follow_own_tables(fields)
+        self._follow_out_of_tables(fields)
         fields |= self._shared_fields(asked, fields)
         fields |= self._fields_of_contexts(asked, fields)
         outcomes = [
@@ -376,21 +376,20 @@ class Analysis:
         self.recogniser.second_hand[call] = source
         self._follow(function, call, source)
 
-    def _follow_own_tables(self, found: Found) -> None:
-        """What a method takes out of a table of its object, and gives back on another way, where nobody has
-        told of a loss there."""
+    def _follow_out_of_tables(self, found: Found) -> None:
+        """What a method takes out of a table, and it or another gives back, where nobody has told of a loss
+        there."""
         told = [drop.at for fields in found.values() for each in fields for drop in each.drops]
-        for function, call, source in list(out_of_own_tables(self.recogniser)):
+        for function, call, source, believed in list(out_of_tables(self.recogniser)):
             known = id(call) in self.outcomes or call in self.recogniser.second_hand
-            if known or any(
-                function in function.module.functions_at([at.line])
-                for at in told
-                if at.path == function.module.path
-            ):
+            its = [at.line for at in told if at.path == function.module.path]
+            if known or function in function.module.functions_at(its):
                 continue
             self._follow_taking(function, call, source)
             outcome = self.outcomes.get(id(call))
-            if outcome is not None and (not outcome.lease.released or not loses_normally(outcome.lease)):
+            if outcome is not None and not (
+                (outcome.lease.released or believed) and loses_normally(outcome.lease)
+            ):
                 outcome.lease = replace(outcome.lease, leaks=())
 
     def _shared_fields(self, asked: Fields, known: Found) -> dict[int, tuple[StoredField, ...]]:

@@ -7,7 +7,7 @@ said then: whoever calls the method and gives things back himself, or whoever wr
 (`if timer.cancelled: continue`)."""
 
 import ast
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
 
 from auditor.flow.effects import Value
@@ -15,7 +15,7 @@ from auditor.flow.lease import Field, Leak, Loss, StoredField
 from auditor.flow.trace import span_of
 from auditor.ir.ops import ANY_ITEM, RESULT, Leave, Path
 from auditor.model import Span
-from auditor.project.code.bindings import told_by_position
+from auditor.project.code.bindings import assignments, told_by_position
 from auditor.project.code.field_paths import mentions, own_field, shortened
 from auditor.project.code.modules import Function
 from auditor.project.code.one_way import on_one_way
@@ -115,7 +115,7 @@ class TakenOut(InPart):
             ):
                 continue
             span = span_of(method.module.path, way.taken, method.module.lines)
-            if span not in told and not self._ended_by_who_says(outcome, way.asked(), family, method):
+            if span not in told and not self._ended_by_who_says(outcome, way, family, method):
                 told.add(span)
                 if (call := way.taken_again()) is not None:
                     self.takings.append(Taking(outcome, method, call, whole, span))
@@ -350,17 +350,17 @@ class TakenOut(InPart):
         )
 
     def _ended_by_who_says(
-        self, outcome: Outcome, asked: Set[str], family: list[Function], method: Function
+        self, outcome: Outcome, way: WayOut, family: list[Function], method: Function
     ) -> bool:
         """Whoever sets what the way asks for gives things back, or is called by somebody who does, or is such
         an end itself: `if line.users:`; or the answer is computed, and not by a pool, which says what room it
         has."""
         pools, cls = self.recogniser.pools, method.cls
-        names = {name[1:] for name in asked if name.startswith(".")}
+        names, found = {name[1:] for name in way.asked() if name.startswith(".")}, way.found_in()
         if cls is not None:
             names = {name for name in names if self.model.attribute_type(cls, name) not in pools}
         ends = self.recogniser.ends_of(outcome.acquisition.protocol)
-        if any(names & set(_changed(end)) for end in ends):
+        if any(names & set(_changed(end, found)) for end in ends):
             return True
         modules = {each.module.path: each.module for each in (method, *family)}
         others = [each for module in modules.values() for each in module.by_node.values()]
@@ -369,7 +369,7 @@ class TakenOut(InPart):
         return any(
             self._releases(outcome, each) or not self._for_good(outcome, each)
             for each in others
-            if each is not method and each.name not in INITIAL and names & set(_changed(each))
+            if each is not method and each.name not in INITIAL and names & set(_changed(each, found))
         )
 
 
@@ -415,11 +415,18 @@ def _only_of(call: ast.Call, fields: Set[str]) -> bool:
     return bool(given) and all(getattr(each, "attr", getattr(each, "id", None)) in fields for each in given)
 
 
-def _changed(function: Function) -> Iterator[str]:
-    """`timer.cancelled = True`, `self.cancelled.add(timer)`, `self.states[key] = 2`."""
+def _changed(function: Function, found: Mapping[str, str]) -> Iterator[str]:
+    """`timer.cancelled = True`, `self.cancelled.add(timer)`, `self.states[key] = 2`; of what is `found` to be
+    `Phase.ENCODING`, not that it is made `Phase.DONE`."""
+    other = {
+        id(target)
+        for target, value in assignments(function)
+        if isinstance(target, ast.Attribute) and isinstance(value, ast.Attribute) and value.attr.isupper()
+        if found.get(target.attr, ast.unparse(value)) != ast.unparse(value)
+    }
     for node in function.own_nodes:
         match node:
-            case ast.Attribute(attr=name, ctx=ast.Store()):
+            case ast.Attribute(attr=name, ctx=ast.Store()) if id(node) not in other:
                 yield name
             case ast.Subscript(value=ast.Attribute(attr=name), ctx=ast.Store() | ast.Del()):
                 yield name

@@ -65,6 +65,14 @@ def _before_ends(followed: Followed, ops: Sequence[Op]) -> set[int]:
     return {node for node, _ in seen} - followed.endings.released.keys()
 
 
+def _compared(test: ast.AST) -> Iterator[tuple[str, str]]:
+    match test:
+        case ast.Compare(
+            left=ast.Attribute(attr=attr), ops=[ast.Eq() | ast.Is()], comparators=[ast.Attribute() as found]
+        ) if found.attr.isupper():
+            yield attr, ast.unparse(found)
+
+
 def _gone_over(over: ast.expr) -> str:
     """`self.rows` of `list(self.rows.values())`."""
     match over:
@@ -169,6 +177,12 @@ class WayOut:
         path = decisive(self.method.graph, self.followed.solution, self.path, [(self.node, self.held)])
         asked = [op.names for station in path if isinstance(op := self.ops[station.node], Assume)]
         return frozenset().union(*asked) - {self.container[1]}
+
+    def found_in(self) -> Mapping[str, str]:
+        """`Phase.ENCODING` for the `phase` of `if request.phase == Phase.ENCODING:`, which decides."""
+        path = decisive(self.method.graph, self.followed.solution, self.path, [(self.node, self.held)])
+        asked = [op for station in path if isinstance(op := self.ops[station.node], Assume) and op.value]
+        return dict(told for op in asked for told in _compared(op.at))
 
     def is_worked_with(
         self,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from auditor.flow.effects import Handle, Value
 from auditor.flow.lease import EXCEPTIONAL
 from auditor.ir.ops import Path
-from auditor.project.code.bindings import assigned_by, awaited, given_to, root_of, ways
+from auditor.project.code.bindings import assigned_by, assignments, awaited, given_to, root_of, ways
 from auditor.project.code.modules import Function
 from auditor.project.leases.kept_and_ended import is_ended_where_kept
 from auditor.project.leases.kinds_of_messages import says_what_it_is
@@ -19,6 +19,7 @@ from auditor.project.leases.wrapping import lists_what_it_counts
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import functions_with
 from auditor.project.meaning.source import Source
+from auditor.project.meaning.summaries import said_absent
 from auditor.project.outcome import Outcome
 from auditor.project.pools.halves import Pair
 from auditor.project.shapes.field_work import field_work
@@ -50,9 +51,9 @@ def second_hands(recogniser: Recogniser) -> Iterator[tuple[Function, ast.Call, S
                         yield from ((each, other, source) for each, other in _others(taker, call))
 
 
-def out_of_own_tables(recogniser: Recogniser) -> Iterator[tuple[Function, ast.Call, Source]]:
+def out_of_tables(recogniser: Recogniser) -> Iterator[tuple[Function, ast.Call, Source, bool]]:
     """`blocks = self.parked.pop(key)`, where the method gives back the blocks on another way, whoever has put
-    them there."""
+    them there; then whether another method of the class does so, with what it takes out of the same."""
     words = {function.name for function, (pair, _) in recogniser.releasing.items() if _lends(pair)}
     for module in list(recogniser.calls.model.project.parsed()):
         if ".pop" not in module.text:
@@ -61,15 +62,41 @@ def out_of_own_tables(recogniser: Recogniser) -> Iterator[tuple[Function, ast.Ca
             for thing, pair in _given_back(recogniser, function, calls):
                 bound = _bound(function, thing) if len(thing) == 1 else None
                 for call in ways(bound[0]) if bound is not None and not bound[1] else ():
-                    if isinstance(call, ast.Call) and _takes_out_of_its_table(function, call):
-                        yield function, call, _source(pair, ())
+                    together = _come_together(function, thing[0])
+                    if isinstance(call, ast.Call) and _takes_out_of_a_table(function, call) and not together:
+                        yield function, call, _source(pair, ()), False
+                        for other, its in _taken_by_others(function, call):
+                            yield other, its, _source(pair, ()), True
 
 
-def _takes_out_of_its_table(function: Function, call: ast.Call) -> bool:
+def _takes_out_of_a_table(function: Function, call: ast.Call) -> bool:
+    """Of the method's own object, or of what it is told."""
     match call.func:
         case ast.Attribute(value=ast.Attribute(value=ast.Name(id=owner)), attr="pop" | "popleft"):
-            return owner == function.owner
+            return owner in function.parameters
     return False
+
+
+def _come_together(function: Function, name: str) -> bool:
+    """`if left is None or right is None: return` of two that are put there together."""
+    for node in function.statements:
+        match node:
+            case ast.If(test=ast.BoolOp(op=ast.Or(), values=values)):
+                absent = [said_absent(value) for value in values]
+                if name in absent and None not in absent:
+                    return True
+    return False
+
+
+def _taken_by_others(function: Function, call: ast.Call) -> Iterator[tuple[Function, ast.Call]]:
+    """Out of what is called the same, by a name of its own."""
+    container = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    for method in function.cls.methods.values() if function.cls is not None else ():
+        for target, value in assignments(method) if method is not function else ():
+            match value:
+                case ast.Call(func=ast.Attribute(value=table)) if isinstance(target, ast.Name):
+                    if _takes_out_of_a_table(method, value) and ast.unparse(table) == container:
+                        yield method, value
 
 
 def _others(taker: Function, call: ast.Call) -> Iterator[tuple[Function, ast.Call]]:

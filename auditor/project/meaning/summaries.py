@@ -242,12 +242,12 @@ def _absent_together(op: Assume, lease: str) -> frozenset[str]:
     with it, and is there where the lease is."""
     match op.at:
         case ast.BoolOp(op=ast.Or(), values=values) if op.value:
-            absent = [_said_absent(value) for value in values]
+            absent = [said_absent(value) for value in values]
             return frozenset(filter(None, absent)) if lease in absent and None not in absent else frozenset()
     return frozenset()
 
 
-def _said_absent(test: ast.expr) -> str | None:
+def said_absent(test: ast.expr) -> str | None:
     match test:
         case ast.UnaryOp(op=ast.Not(), operand=ast.Name(id=name)):
             return name
@@ -348,7 +348,7 @@ def _conclude(question: Question, followed: Followed) -> Answer:
     if again and same:
         handed = min(again.values(), key=len), again.keys() != endings.stored.keys()
         if question.place[1:] != ():
-            return Answer(dropped=dropped, shown=None if handed[1] else handed[0])
+            return Answer(dropped=dropped, shown=() if handed == ((), False) else None)
         return Answer(
             result=handed[0], sometimes=handed[1]
         )  # `lease.ids = lease.ids[:k]`, and it is returned
