@@ -24,6 +24,7 @@ from auditor.project.code.modules import Function
 from auditor.project.code.project import Project
 from auditor.project.fields.families import Families
 from auditor.project.fields.fields import Fields, is_seen_to
+from auditor.project.fields.forgetting import for_good
 from auditor.project.fields.handed_on import handed_on
 from auditor.project.fields.taken_again import told_how_taken
 from auditor.project.idle.losses import with_idle
@@ -41,13 +42,9 @@ from auditor.project.leases.left_to_the_idle import LeftToTheIdle
 from auditor.project.leases.never_ended import NeverEnded
 from auditor.project.leases.once_each import told_of_repeats
 from auditor.project.leases.openers import keep_lost, made_as, openers, without_kept
+from auditor.project.leases.out_of_tables import out_of_tables
 from auditor.project.leases.received import callers_of
-from auditor.project.leases.second_hand import (
-    believe_receivers,
-    out_of_tables,
-    second_hands,
-    without_exceptional,
-)
+from auditor.project.leases.second_hand import believe_receivers, second_hands, without_exceptional
 from auditor.project.leases.seen_as_methods import Found, as_methods, told_as_functions
 from auditor.project.leases.shown_again import keep_what_is_shown
 from auditor.project.leases.wrapping import in_other_cases, lists_what_it_counts, told_otherwise, wraps
@@ -378,18 +375,19 @@ class Analysis:
 
     def _follow_out_of_tables(self, found: Found) -> None:
         """What a method takes out of a table, and it or another gives back, where nobody has told of a loss
-        there."""
+        there, and none of its callers gives anything back."""
         told = [drop.at for fields in found.values() for each in fields for drop in each.drops]
-        for function, call, source, believed in list(out_of_tables(self.recogniser)):
-            known = id(call) in self.outcomes or call in self.recogniser.second_hand
-            its = [at.line for at in told if at.path == function.module.path]
-            if known or function in function.module.functions_at(its):
+        for each in list(out_of_tables(self.recogniser)):
+            known = id(each.call) in self.outcomes or each.call in self.recogniser.second_hand
+            its = [at.line for at in told if at.path == each.function.module.path]
+            if known or each.function in each.function.module.functions_at(its):
                 continue
-            self._follow_taking(function, call, source)
-            outcome = self.outcomes.get(id(call))
-            if outcome is not None and not (
-                (outcome.lease.released or believed) and loses_normally(outcome.lease)
-            ):
+            self._follow_taking(each.function, each.call, each.source)
+            outcome = self.outcomes.get(id(each.call))
+            if outcome is None:
+                continue
+            owed = bool(outcome.lease.released) or (each.believed and for_good(self.project, each.function))
+            if not (owed and loses_normally(outcome.lease)):
                 outcome.lease = replace(outcome.lease, leaks=())
 
     def _shared_fields(self, asked: Fields, known: Found) -> dict[int, tuple[StoredField, ...]]:

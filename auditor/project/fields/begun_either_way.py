@@ -48,9 +48,17 @@ def _is_asked(begun: Function, call: ast.Call, value: ast.expr, told: set[str]) 
     return any(
         isinstance(part, ast.Name) and part.id in told and id(part) not in inside
         for node in (*choices, *(each for each in taking if call in list(walk(each))))
-        if isinstance(node, ast.AST)
+        if isinstance(node, ast.AST) and not _is_one_of_several(node, told)
         for part in walk(node)
     )
+
+
+def _is_one_of_several(test: ast.AST, told: set[str]) -> bool:
+    """`if capture or self.replays:` lets it be taken where `capture` is false."""
+    match test:
+        case ast.BoolOp(op=ast.Or(), values=values):
+            return any(not any(getattr(part, "id", "") in told for part in walk(each)) for each in values)
+    return False
 
 
 def _is_answered(answer: Assume, value: ast.expr, field: Path) -> bool:

@@ -276,6 +276,16 @@ def calls_with(method: Function, field: str) -> Iterator[ast.Call]:
     return (call for call in method.calls if any(own_attribute(arg, own) == field for arg in call.args))
 
 
+def only_writes_with(method: Function, field: str) -> bool:
+    """`self.nic.write_local(self.region, page)`, and no more."""
+    own = method.owner or ""
+    given = list(calls_with(method, field))
+    shown = {id(arg) for call in given for arg in call.args}
+    meant = (node for node in method.nodes if isinstance(node, ast.Attribute) and node.attr == field)
+    alone = all(own_attribute(node, own) is None or id(node) in shown for node in meant)
+    return bool(given) and alone and all(WORKING.fullmatch(last_part(call.func)) for call in given)
+
+
 def parts_of(test: ast.expr) -> Iterator[ast.expr]:
     """Of `a and b`, both."""
     for each in test.values if isinstance(test, ast.BoolOp) else ():

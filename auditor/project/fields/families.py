@@ -25,6 +25,7 @@ from auditor.project.fields.exits import (
     begins_always,
     calls_with,
     leaves_without_one,
+    only_writes_with,
     overridden,
     what_decides,
 )
@@ -135,13 +136,17 @@ class Families:
     def _working(
         self, outcome: Outcome, family: list[Function], ender: Function, path: Path
     ) -> set[Function]:
-        """Methods that look at the lease, or show it to functions that are known, and leave it there."""
+        """Methods that look at the lease, or show it to functions that are known, and leave it there; or to
+        such as say that they write with it, `nic.write_local(self.region, page)`."""
         others = (each for each in family if each not in (ender, outcome.function) and each.parameters)
         return {
             each
             for each in others
-            if self._asked(outcome, each, path) == NOTHING_DONE
-            and all(self.recogniser.calls.targets(each, c)[0] for c in calls_with(each, path[1][1:]))
+            if (
+                self._asked(outcome, each, path) == NOTHING_DONE
+                and all(self.recogniser.calls.targets(each, c)[0] for c in calls_with(each, path[1][1:]))
+            )
+            or only_writes_with(each, path[1][1:])
         }
 
     def _borrowing(self, outcome: Outcome, family: list[Function]) -> set[str]:

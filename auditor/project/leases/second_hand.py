@@ -11,7 +11,7 @@ from dataclasses import replace
 from auditor.flow.effects import Handle, Value
 from auditor.flow.lease import EXCEPTIONAL
 from auditor.ir.ops import Path
-from auditor.project.code.bindings import assigned_by, assignments, awaited, given_to, root_of, ways
+from auditor.project.code.bindings import assigned_by, awaited, given_to, root_of, ways
 from auditor.project.code.modules import Function
 from auditor.project.leases.kept_and_ended import is_ended_where_kept
 from auditor.project.leases.kinds_of_messages import says_what_it_is
@@ -19,7 +19,6 @@ from auditor.project.leases.wrapping import lists_what_it_counts
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import functions_with
 from auditor.project.meaning.source import Source
-from auditor.project.meaning.summaries import said_absent
 from auditor.project.outcome import Outcome
 from auditor.project.pools.halves import Pair
 from auditor.project.shapes.field_work import field_work
@@ -39,64 +38,16 @@ FROM_QUEUES = frozenset({"get", "get_nowait"})
 
 def second_hands(recogniser: Recogniser) -> Iterator[tuple[Function, ast.Call, Source]]:
     """Calls that take a lease out of a queue, with the functions that they stand in."""
-    words = {function.name for function, (pair, _) in recogniser.releasing.items() if _lends(pair)}
+    words = {function.name for function, (pair, _) in recogniser.releasing.items() if lends(pair)}
     for module in list(recogniser.calls.model.project.parsed()):
         if not any(f".{way}(" in module.text for way in QUEUED):
             continue
         for function, calls in functions_with(module, words):
-            for thing, pair in _given_back(recogniser, function, calls):
+            for thing, pair in given_back_in(recogniser, function, calls):
                 for taker, call, source in _got(recogniser, function, thing, pair):
                     yield taker, call, source
                     if not thing[1:]:  # of what a request holds, another method may know better
                         yield from ((each, other, source) for each, other in _others(taker, call))
-
-
-def out_of_tables(recogniser: Recogniser) -> Iterator[tuple[Function, ast.Call, Source, bool]]:
-    """`blocks = self.parked.pop(key)`, where the method gives back the blocks on another way, whoever has put
-    them there; then whether another method of the class does so, with what it takes out of the same."""
-    words = {function.name for function, (pair, _) in recogniser.releasing.items() if _lends(pair)}
-    for module in list(recogniser.calls.model.project.parsed()):
-        if ".pop" not in module.text:
-            continue
-        for function, calls in functions_with(module, words):
-            for thing, pair in _given_back(recogniser, function, calls):
-                bound = _bound(function, thing) if len(thing) == 1 else None
-                for call in ways(bound[0]) if bound is not None and not bound[1] else ():
-                    together = _come_together(function, thing[0])
-                    if isinstance(call, ast.Call) and _takes_out_of_a_table(function, call) and not together:
-                        yield function, call, _source(pair, ()), False
-                        for other, its in _taken_by_others(function, call):
-                            yield other, its, _source(pair, ()), True
-
-
-def _takes_out_of_a_table(function: Function, call: ast.Call) -> bool:
-    """Of the method's own object, or of what it is told."""
-    match call.func:
-        case ast.Attribute(value=ast.Attribute(value=ast.Name(id=owner)), attr="pop" | "popleft"):
-            return owner in function.parameters
-    return False
-
-
-def _come_together(function: Function, name: str) -> bool:
-    """`if left is None or right is None: return` of two that are put there together."""
-    for node in function.statements:
-        match node:
-            case ast.If(test=ast.BoolOp(op=ast.Or(), values=values)):
-                absent = [said_absent(value) for value in values]
-                if name in absent and None not in absent:
-                    return True
-    return False
-
-
-def _taken_by_others(function: Function, call: ast.Call) -> Iterator[tuple[Function, ast.Call]]:
-    """Out of what is called the same, by a name of its own."""
-    container = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-    for method in function.cls.methods.values() if function.cls is not None else ():
-        for target, value in assignments(method) if method is not function else ():
-            match value:
-                case ast.Call(func=ast.Attribute(value=table)) if isinstance(target, ast.Name):
-                    if _takes_out_of_a_table(method, value) and ast.unparse(table) == container:
-                        yield method, value
 
 
 def _others(taker: Function, call: ast.Call) -> Iterator[tuple[Function, ast.Call]]:
@@ -147,11 +98,11 @@ def believe_receivers(
                 each.lease = replace(each.lease, leaks=())
 
 
-def _lends(pair: Pair) -> bool:
+def lends(pair: Pair) -> bool:
     return not pair.acquires[0].name.kind and any(half.handle is Handle.RESULT for half in pair.acquires)
 
 
-def _given_back(
+def given_back_in(
     recogniser: Recogniser, function: Function, calls: list[ast.Call]
 ) -> Iterator[tuple[Path, Pair]]:
     """Locals, or fields of theirs, that are given back here, with the pair that says so."""
@@ -161,9 +112,9 @@ def _given_back(
             for target in recogniser.calls.targets(function, call)[0]
             if target in recogniser.releasing
         ]
-        if len(pairs) == 1 and _lends(pairs[0]) and (ended := _ends_itself(recogniser, function, call)):
+        if len(pairs) == 1 and lends(pairs[0]) and (ended := _ends_itself(recogniser, function, call)):
             yield ended, pairs[0]
-        for position, argument in enumerate(call.args) if len(pairs) == 1 and _lends(pairs[0]) else ():
+        for position, argument in enumerate(call.args) if len(pairs) == 1 and lends(pairs[0]) else ():
             match argument:
                 case ast.Name(id=name):
                     thing: Path = (name,)
@@ -199,7 +150,7 @@ def _got(
     for call in ways(value):
         if not isinstance(call, ast.Call):
             continue
-        source = _source(pair, rest)
+        source = handed_over(pair, rest)
         if _takes_from_others(function, call, around=bool(thing[1:])) or _takes_from_its(function, call):
             yield function, call, source
         sure = not recogniser.calls.guessed(function, call)
@@ -225,7 +176,7 @@ def _bound(function: Function, thing: Path) -> tuple[ast.expr, Path] | None:
     return None
 
 
-def _source(pair: Pair, rest: Path) -> Source:
+def handed_over(pair: Pair, rest: Path) -> Source:
     half = next(half for half in pair.acquires if half.handle is Handle.RESULT)
     value = Value.OBJECT if half.value is Value.AMOUNT else half.value
     return Source(

@@ -1,0 +1,132 @@
+"""What methods take out of tables of their object, or of a record that they are told, where the class gives
+back what lies there: whoever takes an entry out owes it from then on.
+
+    def drop_parked(self, key, notify):            def close(self):
+        blocks = self.parked.pop(key)                  for blocks in self.parked.values():
+        if notify and not self.heard(key):                 self.pool.free(blocks)
+            return
+        self.pool.free(blocks)
+
+Nobody needs to know who has put it there: those who give it back believe that it is owed (`second_hand`)."""
+
+import ast
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from auditor.ir.tables import GOING_OVER
+from auditor.project.code.bindings import assignments
+from auditor.project.code.modules import Function
+from auditor.project.leases.second_hand import given_back_in, handed_over, lends
+from auditor.project.meaning.recognise import Recogniser
+from auditor.project.meaning.sites import functions_with
+from auditor.project.meaning.source import Source
+from auditor.project.meaning.summaries import said_absent
+from auditor.project.pools.halves import Pair
+
+
+class TakenOut(NamedTuple):
+    """`believed`: it is another method that gives back what lies there."""
+
+    function: Function
+    call: ast.Call
+    source: Source
+    believed: bool
+
+
+def out_of_tables(recogniser: Recogniser) -> Iterator[TakenOut]:
+    """Each once, those first that give it back themselves."""
+    words = {function.name for function, (pair, _) in recogniser.releasing.items() if lends(pair)}
+    found: list[TakenOut] = []
+    for module in list(recogniser.calls.model.project.parsed()):
+        for function, calls in functions_with(module, words) if ".pop" in module.text else ():
+            for container, pair, name in _given_back(recogniser, function, calls):
+                if function.cls is None or function.cls in recogniser.pools:
+                    continue  # its own stores `idle` asks about
+                for method in function.cls.methods.values():
+                    for bound, call in _taken_out_of(method, container):
+                        itself = method is function and bound == name
+                        if not _come_together(method, bound):
+                            found.append(TakenOut(method, call, handed_over(pair, ()), not itself))
+    yield from sorted(found, key=lambda each: each.believed)
+
+
+def _given_back(
+    recogniser: Recogniser, function: Function, calls: list[ast.Call]
+) -> Iterator[tuple[str, Pair, str]]:
+    """Containers of which an entry is given back, as they are written, and the name of that entry."""
+    for thing, pair in given_back_in(recogniser, function, calls):
+        if len(thing) == 1:
+            for container in _containers(function, thing[0]):
+                yield container, pair, thing[0]
+    for call in calls:
+        pairs = [
+            recogniser.releasing[target][0]
+            for target in recogniser.calls.targets(function, call)[0]
+            if target in recogniser.releasing
+        ]
+        for told in call.args[:1] if len(pairs) == 1 and lends(pairs[0]) else ():
+            if (table := _table_of(function, told)) is not None:
+                yield table, pairs[0], ""
+
+
+def _containers(function: Function, name: str) -> Iterator[str]:
+    """Those that it is taken out of, or that a loop goes over."""
+    for target, value in assignments(function):
+        if isinstance(target, ast.Name) and target.id == name and (table := _table_of(function, value)):
+            yield table
+    for node in function.statements:
+        match node:
+            case (
+                ast.For(target=ast.Name(id=turn), iter=over)
+                | ast.For(target=ast.Tuple(elts=[_, ast.Name(id=turn)]), iter=over)
+            ) if turn == name:
+                if (gone_over := _gone_over(over)) is not None and _is_field(function, gone_over):
+                    yield ast.unparse(gone_over)
+
+
+def _gone_over(over: ast.expr) -> ast.expr | None:
+    """`self.parked` of `list(self.parked.values())`."""
+    match over:
+        case ast.Call(func=ast.Name(id=around), args=[inner, *_]) if around in GOING_OVER:
+            return _gone_over(inner)
+        case ast.Call(func=ast.Attribute(value=inner, attr="values" | "items"), args=[]):
+            return inner
+        case ast.Attribute():
+            return over
+    return None
+
+
+def _table_of(function: Function, value: ast.expr) -> str | None:
+    """`self.parked` of `self.parked.pop(key)`."""
+    match value:
+        case ast.Call(func=ast.Attribute(value=table, attr="pop" | "popleft")) if _is_field(function, table):
+            return ast.unparse(table)
+    return None
+
+
+def _is_field(function: Function, table: ast.expr) -> bool:
+    """Of the method's own object, or of what it is told."""
+    return (
+        isinstance(table, ast.Attribute)
+        and isinstance(table.value, ast.Name)
+        and table.value.id in function.parameters
+    )
+
+
+def _taken_out_of(method: Function, container: str) -> Iterator[tuple[str, ast.Call]]:
+    """Under a name of its own."""
+    for target, value in assignments(method):
+        taken = isinstance(value, ast.Call) and _table_of(method, value) == container
+        if isinstance(target, ast.Name) and isinstance(value, ast.Call) and taken:
+            yield target.id, value
+
+
+def _come_together(function: Function, name: str) -> bool:
+    """`if left is None or right is None: return` of two that are put there together."""
+    for node in function.statements:
+        match node:
+            case ast.If(test=ast.BoolOp(op=ast.Or(), values=values)):
+                absent = [said_absent(value) for value in values]
+                if name in absent and None not in absent:
+                    return True
+    return False
