@@ -326,8 +326,16 @@ def _asks_others(test: ast.expr, method: Function, own: str) -> bool:
 
 
 def _written(method: Function) -> Iterator[ast.expr]:
+    """Not `self.result = self.result.clone()`: whether there is one stays as it was."""
+    same = {
+        id(target)
+        for target, value in assignments(method)
+        if isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Attribute)
+        and ast.unparse(value.func.value) == ast.unparse(target)
+    }
     for node in method.nodes:
-        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and id(node) not in same:
             yield node
 
 

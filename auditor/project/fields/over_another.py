@@ -192,6 +192,8 @@ class OverAnother(Refilling):
         if self._only_fills(filling, list(way.family)):
             return True
         if filling.owner != way.method.owner:
+            if way.method.name == f"set_{filling.field}" and not keyed:
+                return True  # `set_draft(request, rows)` may be called whenever another one is wanted
             if works_first(filling) or works_with_what_came_along(filling, way.family):
                 return True
             if born_full(filling, outcome.call, way.family, self.model):

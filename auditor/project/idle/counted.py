@@ -28,6 +28,7 @@ def counted(works: Sequence[FieldWork]) -> tuple[frozenset[str], frozenset[str]]
     counters = {name for work in works for name, way in work.counted if way > 0}
     counters |= {name for work in works for name, way, _ in work.amounts if way > 0}  # of bytes
     counters |= {name for work in works for name, way, _, _ in work.balances if way > 0}  # for each host
+    counters |= {name for work in works for name in _raised_by_get(work)}
     made = {name for name in counters - lent if _counts_what_it_makes(works, name, lent)}
     return (frozenset(lent), frozenset(made)) if lent and made else (frozenset(), frozenset())
 
@@ -55,11 +56,29 @@ def _changing(work: FieldWork, counter: str, way: type[ast.operator]) -> Iterato
                 case ast.AugAssign(target=target, op=op) if isinstance(op, way):
                     if counted_field(target, own) == counter:
                         yield suite
+                case ast.Assign(targets=[ast.Subscript() as target], value=ast.BinOp(op=op)):
+                    if isinstance(op, way) and counted_field(target, own) == counter:
+                        yield suite
+
+
+def _raised_by_get(work: FieldWork) -> Iterator[str]:
+    """`self.made[host] = self.made.get(host, 0) + 1`"""
+    own = work.method.owner or ""
+    for node in work.method.statements:
+        match node:
+            case ast.Assign(
+                targets=[ast.Subscript(value=table)],
+                value=ast.BinOp(left=ast.Call() as before, op=ast.Add(), right=ast.Constant(value=1)),
+            ) if (name := own_attribute(table, own)) is not None and counted_field(before, own) == name:
+                yield name
 
 
 def counted_field(target: ast.expr, own: str) -> str | None:
-    """`made` of `self.made`, and of `self.made[host]`."""
-    return own_attribute(target.value if isinstance(target, ast.Subscript) else target, own)
+    """`made` of `self.made`, of `self.made[host]`, and of `self.made.get(host, 0)`."""
+    match target:
+        case ast.Subscript(value=table) | ast.Call(func=ast.Attribute(value=table, attr="get")):
+            return own_attribute(table, own)
+    return own_attribute(target, own)
 
 
 def _without_guards(suite: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -76,8 +76,10 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
             return True
     if books and of_those_in_use(stock, function, taking):
         return by_caller or not _kept_by_others(stock, function, asked)
-    if books or (_asks_own_books(stock, function, asked) and not by_caller):
+    if books:
         return False
+    if _asks_own_books(stock, function, asked) and not by_caller:
+        return not stock.given and _comes_back_by_nobody(stock, function, asked)
     single = {id(side) for node in asked.nodes for side in _compared_alone(node)}
     features = [node for node in asked.nodes if _is_feature(node, names) and id(node) not in single]
     kept = any(_is_set_by(stock, last_part(node)) for node in features)
@@ -136,6 +138,20 @@ def _kept_by_others(stock: Stock, function: Function, asked: Condition) -> bool:
         for work in stock.works
         if work.method is not function and any(put.field in stock.fields for put in work.put)
     )
+
+
+def _comes_back_by_nobody(stock: Stock, function: Function, asked: Condition) -> bool:
+    """`if bucket.key in self.tagged: return None`, where `untag(bucket)` strikes it off that table, and puts
+    it into no store."""
+    own = function.owner or ""
+    tables = {own_attribute(node, own) for node in asked.nodes if isinstance(node, ast.expr)} - {None}
+    tables -= stock.fields
+    striking = [
+        work
+        for work in stock.works
+        if work.method is not function and any(name in tables for name, _ in (*work.taken, *work.removed))
+    ]
+    return bool(striking) and not any(put.field in stock.fields for work in striking for put in work.put)
 
 
 def is_told_apart(stock: Stock, function: Function, test: ast.expr, it: Set[str], taking: ast.expr) -> bool:

@@ -11,7 +11,7 @@ from auditor.ir.ops import Assume, Call, InPlace, Next, Path, Store
 from auditor.project.code.bindings import assignments, given_to, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.idle.alone import ENDING_THE_POOL
-from auditor.project.idle.reasons import whole_tests
+from auditor.project.idle.reasons import BOOKS, WORN, whole_tests
 from auditor.project.idle.rotation import clears, is_gone_through_once, strikes_off
 from auditor.project.idle.stock import Stock
 from auditor.project.idle.supply import is_empty
@@ -20,7 +20,12 @@ from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.full_at_first import INITIAL
 from auditor.project.shapes.name_bindings import bound_by
 from auditor.project.shapes.pool_state import changes_state
+from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
+
+GONE = frozenset({"dropped", "drops", "discarded", "discards", "evicted", "evictions", "scrapped", "thrown",
+                  "made", "created", "live", "lost", "out", "size", "total", "left"})  # fmt: skip
+"""Words of counters that tell how many there are, or that are no more."""
 
 PURE = frozenset({"len", "int", "float", "bool", "isinstance", "abs", "min", "max", "any", "all", "sum",
                   "str", "repr", "hasattr", "id", "type", "numel", "size", "element_size", "dim", "nelement",
@@ -84,7 +89,7 @@ class TakenHere:
         """Also `self.dirty[page] = False` of what its methods note of those that come back, and
         `page.refs = 1` or `self.refs[page] = 1` of one that is about to be lent."""
         if isinstance(op, InPlace):
-            return self.counts_another(op) or self._moves_a_top(op.at)
+            return self.counts_another(op) or self._moves_a_top(op.at) or self._only_counts(op.at)
         if self._counts_its_first_user(op.at):
             return True
         place = getattr(op.at, "slice", None)
@@ -108,6 +113,18 @@ class TakenHere:
         match at:
             case ast.AugAssign(target=ast.Attribute(attr=name), op=ast.Sub()):
                 return name in self._tops
+        return False
+
+    def _only_counts(self, at: ast.AST) -> bool:
+        """`self.fallbacks += 1`, which nothing asks; `self.retired += 1` tells that it is gone for good."""
+        match at:
+            case ast.AugAssign(target=ast.Attribute(attr=name), op=ast.Add(), value=ast.Constant()):
+                asked = any(
+                    isinstance(node, ast.Compare) and name in ast.unparse(node)
+                    for method in self.store.cls.methods.values()
+                    for node in method.nodes
+                )
+                return not asked and (BOOKS | WORN | GONE).isdisjoint(split(name))
         return False
 
     def _counts_its_first_user(self, at: ast.AST) -> bool:

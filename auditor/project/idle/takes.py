@@ -74,8 +74,9 @@ def takes_of(work: FieldWork, fields: Set[str], handing: Set[str]) -> list[Take]
     """What a method takes out of these stores, itself or by methods that hand on what they take."""
     reader = _Reader(work, fields)
     dropped = {id(node.value) for node in work.method.statements if isinstance(node, ast.Expr)}
+    awaited = {id(call.args[0]): call for call in work.method.calls if _waits_for(call)}
     found = [
-        Take(node, node)
+        Take(awaited.get(id(node), node), node)
         for name, node in work.taken
         if name in fields
         and isinstance(node, ast.Call)
@@ -98,6 +99,11 @@ def takes_of(work: FieldWork, fields: Set[str], handing: Set[str]) -> list[Take]
             ) if id(value) in taken:
                 found.append(Take(node, value, name))  # `self.top -= 1`, `page = self.pile[self.top]`
     return found
+
+
+def _waits_for(call: ast.Call) -> bool:
+    """`asyncio.wait_for(self.idle.get(), timeout)`, which answers what the store does."""
+    return last_part(call.func) == "wait_for" and bool(call.args)
 
 
 def _is_dealt_out(method: Function, call: ast.Call) -> bool:

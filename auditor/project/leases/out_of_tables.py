@@ -80,19 +80,20 @@ def _containers(function: Function, name: str) -> Iterator[str]:
                 ast.For(target=ast.Name(id=turn), iter=over)
                 | ast.For(target=ast.Tuple(elts=[_, ast.Name(id=turn)]), iter=over)
             ) if turn == name:
-                if (gone_over := _gone_over(over)) is not None and _is_field(function, gone_over):
+                if (gone_over := _gone_over(function, over)) is not None and _is_field(function, gone_over):
                     yield ast.unparse(gone_over)
 
 
-def _gone_over(over: ast.expr) -> ast.expr | None:
-    """`self.parked` of `list(self.parked.values())`."""
+def _gone_over(function: Function, over: ast.expr) -> ast.expr | None:
+    """`self.parked` of `list(self.parked.values())`; of a list itself, but not of the keys of a table."""
     match over:
         case ast.Call(func=ast.Name(id=around), args=[inner, *_]) if around in GOING_OVER:
-            return _gone_over(inner)
+            return _gone_over(function, inner)
         case ast.Call(func=ast.Attribute(value=inner, attr="values" | "items"), args=[]):
             return inner
-        case ast.Attribute():
-            return over
+        case ast.Attribute(attr=name):
+            keyed = function.cls is None or name in function.cls.tables
+            return None if keyed else over
     return None
 
 
