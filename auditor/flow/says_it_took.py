@@ -8,7 +8,9 @@ from auditor.flow.operands import operands, uses
 from auditor.ir.graph import Graph
 from auditor.ir.ops import RESULT, Assume, Call, Constant, Edge, EndStatement, Move, Nop
 
-TAKING = re.compile(r"(?:try_|maybe_)?(?:offer|accept|take|adopt|claim|hand|push|put|submit|enqueue)(?:_|$)")
+TAKING = re.compile(
+    r"(?:try_|maybe_)?(?:offer|accept|take|adopt|claim|hand|push|put|submit|enqueue|start|launch|admit)(?:_|$)"
+)
 """Methods that are asked to have something, as against those that look at it: `if door.fits(key)`."""
 
 
@@ -27,9 +29,8 @@ def says_it_took(graph: Graph, node: int, released: Set[int]) -> bool:
     }
     if True in answers and _returns_true(graph, answers[True]):
         return True
-    refused = (
-        call.receiver is not None and len(answers) == 2 and _straight_on(graph, answers[False]) & released
-    )
+    named = call.receiver is not None or TAKING.match(call.method)
+    refused = named and len(answers) == 2 and _straight_on(graph, answers[False]) & released
     if not refused:
         return False
     accepted, told = _straight_on(graph, answers[True]), {path for _, path in operands(call)}

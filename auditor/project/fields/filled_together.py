@@ -26,7 +26,7 @@ def works_with_what_came_along(filling: Filling, family: Sequence[Function]) -> 
         and getattr(node.value, "id", None) == owner
         and node.lineno < filling.line
         and id(node) not in asked
-    } - {field, *_set_above(filling)}
+    } - {field, *_set_above(filling), *_there_from_the_start(filling)}
     others = [each for each in family if each is not method and each.name not in INITIAL]
     filled = [set(_filled_together(each)) for each in others if f".{field}" in each.text]
     along = {name for names in filled for owned, name in names if (owned, field) in names}
@@ -46,6 +46,21 @@ def _set_above(filling: Filling) -> Iterator[str]:
             case ast.Attribute(value=ast.Name(id=name), attr=attr, ctx=ast.Store(), lineno=line):
                 if name == filling.owner and line < filling.line:
                     yield attr
+
+
+def _there_from_the_start(filling: Filling) -> Iterator[str]:
+    """`tokens` of a record that says `tokens: list[int]`, without a default, or is told them at birth."""
+    for cls in filling.method.module.classes.values():
+        if f"{filling.field}" not in cls.text:
+            continue
+        for node in cls.node.body:
+            match node:
+                case ast.AnnAssign(target=ast.Name(id=name), value=None):
+                    yield name
+        init = cls.methods.get("__init__")
+        for target, value in assignments(init) if init is not None else ():
+            if isinstance(target, ast.Attribute) and isinstance(value, ast.Name):
+                yield target.attr
 
 
 def _filled_together(method: Function) -> Iterator[tuple[str, str]]:

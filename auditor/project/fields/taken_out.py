@@ -15,7 +15,7 @@ from auditor.flow.lease import Field, Leak, Loss, StoredField
 from auditor.flow.trace import span_of
 from auditor.ir.ops import ANY_ITEM, RESULT, Leave, Path
 from auditor.model import Span
-from auditor.project.code.bindings import assignments, told_by_position
+from auditor.project.code.bindings import assignments, root_of, told_by_position
 from auditor.project.code.field_paths import mentions, own_field, shortened
 from auditor.project.code.modules import Function
 from auditor.project.code.one_way import on_one_way
@@ -101,7 +101,7 @@ class TakenOut(InPart):
                 continue
             if not way.is_sure() and not (way.is_another() and self._for_good(outcome, method)):
                 continue
-            if way.is_for_others(flags):
+            if way.is_for_others(flags) or _is_moved_on(method, way.taken):
                 continue
             within = whole != path or acquisition.value is not Value.TENSOR
             no_way = acquisition.telling | self._fields_beside(outcome, path)
@@ -371,6 +371,16 @@ class TakenOut(InPart):
             for each in others
             if each is not method and each.name not in INITIAL and names & set(_changed(each, found))
         )
+
+
+def _is_moved_on(method: Function, taken: ast.AST) -> bool:
+    """`del self.by_row[request.row]`, and `other.by_row[row] = request`: of what its caller has anyway."""
+    key = taken.slice if isinstance(taken, ast.Subscript) else None
+    root = root_of(key) if isinstance(key, ast.Attribute) else ""
+    return root in method.parameters[1:] and any(
+        isinstance(value, ast.Name) and value.id == root and isinstance(target, ast.Subscript)
+        for target, value in assignments(method)
+    )
 
 
 def _inner_table(whole: Path) -> str:

@@ -58,8 +58,10 @@ def openers(
             closing = {method for method, answer in fates.items() if _closes(method, answer, field, ends)}
             if closing:
                 by_and_by = len(field) > 1 and not _filled_at_once(outcome.function, field[0][1:])
-                made = found.setdefault(cls, Opener(cls, set(), set(), set(), outcome.unless))
-                made.unless &= outcome.unless
+                made = found.setdefault(cls, Opener(cls, set(), set(), set()))
+                if outcome.function.name == "__init__":
+                    unless = outcome.unless | _decided_by_default(outcome)
+                    made.unless = unless if "__init__" not in made.opening else made.unless & unless
                 made.fields.add(field[0][1:])
                 made.closing |= closing
                 made.closing |= {each for each in fates if by_and_by and _takes_some(fates[each])}
@@ -88,8 +90,23 @@ def _filled(outcome: Outcome) -> Iterator[Path]:
 def _is_for_who_brings_none(outcome: Outcome) -> bool:
     if not (outcome.unless or outcome.asked):
         return True
-    asked = {name.partition(" ")[0] for name, _ in outcome.asked}
-    return outcome.function.name == "__init__" and bool(outcome.unless) and asked <= outcome.unless
+    asked, decided = {name.partition(" ")[0] for name, _ in outcome.asked}, _decided_by_default(outcome)
+    known = bool(outcome.unless or decided)
+    return outcome.function.name == "__init__" and known and asked <= outcome.unless | decided
+
+
+def _decided_by_default(outcome: Outcome) -> frozenset[str]:
+    """`lazy` of `__init__(self, host, lazy=False)` and `if not lazy: self.line = pool.dial(host)`: whoever
+    does not say has dialled."""
+    arguments = getattr(outcome.function.node, "args", None)
+    if not isinstance(arguments, ast.arguments):
+        return frozenset()
+    places = (*arguments.posonlyargs, *arguments.args)
+    given = zip(reversed(places), reversed(arguments.defaults), strict=False)
+    defaults = {arg.arg: value.value for arg, value in given if isinstance(value, ast.Constant)}
+    return frozenset(
+        name for name, truth in outcome.asked if name in defaults and bool(defaults[name]) == truth
+    )
 
 
 def _filled_at_once(function: Function, field: str) -> bool:

@@ -23,7 +23,7 @@ LASTING = frozenset({"main", "_main", "<module>"})
 @dataclass(slots=True)
 class Opener:
     """`opening` are the methods that fill a field, or call one that does; `closing` release it. `unless` are
-    parameters of `__init__`: whoever brings his own buffer has opened nothing."""
+    parameters of `__init__`: whoever brings his own buffer, or says that he is `lazy`, has opened nothing."""
 
     cls: Class
     fields: set[str]

@@ -21,13 +21,15 @@ from auditor.flow.limits import TooManyStates
 from auditor.flow.trace import Station, shortest_path
 from auditor.ir.graph import Graph, TooLarge
 from auditor.ir.ops import ANY_ITEM, RAISING, RESULT, Assume, Call, Leave, Path, Way
+from auditor.project.code.annotations import type_named
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.calls import Calls
-from auditor.project.code.modules import Function
+from auditor.project.code.modules import Class, Function
 from auditor.project.meaning.needs import Question, needed
 from auditor.project.meaning.telling import said_by, tells_apart
 from auditor.project.meaning.untouching import Untouching
 from auditor.project.meaning.write_only import WriteOnly
+from auditor.project.pools.lent_kinds import TENSORS
 
 EffectsOf = Callable[[Function], Effects]
 
@@ -147,6 +149,14 @@ class Summaries:
         self._effects_of(asked.function).forget()
         return self._ask(asked)
 
+    def _answers_with_memory(self, question: Question) -> bool:
+        """`project(stage: Stage, weight) -> Tensor`, of a class of the tree: a tensor is no stage."""
+        function, told = question.function, _annotation_of(question.function, question.place[0])
+        returns = getattr(function.node, "returns", None)
+        if told is None or returns is None or ast.unparse(returns) not in TENSORS:
+            return False
+        return isinstance(type_named(self.calls.model.project, (function.module, told)), Class)
+
     def _ask(self, question: Question) -> Answer:
         function = question.function
         try:
@@ -169,10 +179,17 @@ class Summaries:
         except (TooLarge, TooManyStates, RecursionError):
             return NOT_TOLD
         answer = _conclude(question, followed)
-        if answer.fate is Fate.BORROW and question.value is Value.OBJECT and _answers_plainly(function):
+        plainly = _answers_plainly(function) or self._answers_with_memory(question)
+        if answer.fate is Fate.BORROW and question.value is Value.OBJECT and plainly:
             answer = replace(answer, result=None, sometimes=False, leaves=False)
         noted = answer.stored and not followed.endings.taken and answer.result is None
         return NOTHING if noted and self._write_only.keeps(function, answer.stored) else answer
+
+
+def _annotation_of(function: Function, name: str) -> ast.expr | None:
+    arguments = getattr(function.node, "args", None)
+    told = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs) if arguments is not None else ()
+    return next((each.annotation for each in told if each.arg == name), None)
 
 
 def _answers_plainly(function: Function) -> bool:
