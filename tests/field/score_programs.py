@@ -177,6 +177,12 @@ SETS = (
     "glassblowers",
     "shipwrights",
     "cartographers",
+    "papermakers",
+    "stonecutters",
+    "netmenders",
+    "wheelwrights",
+    "parchmenters",
+    "ropespinners",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

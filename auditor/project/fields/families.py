@@ -1,6 +1,7 @@
 """What the methods of a class, of its bases and of its subclasses do to a field that holds a lease."""
 
 import ast
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from auditor.flow.effects import Acquisition, Fate, Handle
@@ -49,6 +50,9 @@ from auditor.project.meaning.summaries import Answer, EffectsOf, Summaries
 from auditor.project.outcome import Outcome
 from auditor.protocols.vocabulary import RELEASE_WORDS, split
 
+REMEMBERED = 256
+"""So many of the last answers are kept: each lease of a class asks the same methods about the same fields."""
+
 
 class Families:
     """Asks methods, by following the field from their entry on."""
@@ -65,6 +69,9 @@ class Families:
         self.left_down: dict[Class, frozenset[str]] = {}
         self.whole: dict[Path, Path] = {}
         """Where in what a container holds the lease lies, by the container's path; of one lease."""
+        self._remembered: OrderedDict[tuple[Function, Acquisition, Knowledge, str], Followed | None] = (
+            OrderedDict()
+        )
 
     def family_of(self, cls: Class) -> Iterator[Function]:
         """Methods of the class, its bases and its subclasses in play."""
@@ -360,6 +367,18 @@ class Families:
             "",
             telling=acquisition.telling,
         )
+        asked = method, given, known, edges
+        if asked in self._remembered:
+            self._remembered.move_to_end(asked)
+        else:
+            self._remembered[asked] = self._follow_given(*asked)
+            if len(self._remembered) > REMEMBERED:
+                self._remembered.popitem(last=False)
+        return self._remembered[asked]
+
+    def _follow_given(
+        self, method: Function, given: Acquisition, known: Knowledge, edges: str
+    ) -> Followed | None:
         try:
             lent = Shown(self._lent_by(method))
             return follow_given(method.graph, self.effects_of(method), given, known, EDGES[edges], lent)

@@ -61,7 +61,9 @@ class OverAnother(Refilling):
 
     def _over_another(self, outcome: Outcome) -> Iterator[StoredField]:
         function, acquisition = outcome.function, outcome.acquisition
-        if function.name in INITIAL or function.is_context_manager or acquisition.value is Value.AMOUNT:
+        if function.name in INITIAL or function.is_context_manager:
+            return
+        if acquisition.value is Value.AMOUNT and not function.name.startswith("set_"):
             return
         kept = acquisition.handle is Handle.ARGUMENT or outcome.stored or outcome.beside
         if outcome.lease.releases and not kept:

@@ -42,6 +42,9 @@ OVER = re.compile(
 """What is asked of a thing that may have ended by itself, or been ended by others."""
 
 
+SIZES = frozenset({"shape", "numel", "size", "capacity", "nbytes", "maxlen"})
+"""What a buffer says of how much it holds at most."""
+
 STARTED = frozenset(
     {"submit", "create_task", "ensure_future", "run_in_executor", "apply_async", "start_soon"}
 )
@@ -109,6 +112,11 @@ def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 def _asks_how_many(test: ast.AST) -> bool:
     """`old.users == 1`"""
     return isinstance(test, ast.Compare) and all(isinstance(op, ast.Eq | ast.NotEq) for op in test.ops)
+
+
+def _says_how_large(side: ast.expr) -> bool:
+    """`self.rows.shape[0]`, `self.rows.numel()`"""
+    return any(each.attr in SIZES for each in attributes_in(side))
 
 
 def _mentions(test: ast.AST, names: Set[str]) -> bool:
@@ -396,7 +404,8 @@ class Way:
         return named and all(map(_asks_how_many, about))
 
     def _measures(self, test: ast.AST) -> bool:
-        """`if page.users > 1:`, and not `if lease.deadline < now:`, or `if slot.users == 0:`."""
+        """`if page.users > 1:`, and not `if lease.deadline < now:`, or `if slot.users == 0:`; also `if
+        self.fill == self.rows.shape[0]:`, which says that it is full."""
         for node in walk(test):
             match node:
                 case ast.Compare(
@@ -406,6 +415,9 @@ class Way:
                     zero = any(isinstance(side, ast.Constant) and not side.value for side in (left, right))
                     if len(of_it) == 1 and not zero:
                         return not any(CLOCKS & set(split(each.attr)) for each in attributes_in(of_it[0]))
+                case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+                    if any(self._is_of_it(side) and _says_how_large(side) for side in (left, right)):
+                        return not any(isinstance(side, ast.Constant) for side in (left, right))
         return False
 
     def _is_of_it(self, side: ast.AST) -> bool:
