@@ -33,6 +33,9 @@ PURE = frozenset({"len", "int", "float", "bool", "isinstance", "abs", "min", "ma
                   "tuple"})  # fmt: skip
 """Functions, and methods of tensors and events, that keep nothing of what they are given."""
 
+ON_PATHS = frozenset({"join", "exists", "lexists", "isfile", "isdir", "basename", "dirname"})
+"""Functions of `os.path`: a name made of it, and whether there is something."""
+
 ASKING = re.compile(
     r"_*(?:is|has|can|fits?|should|check|suits?|matches|needs|contains|covers|connect_ex|ping|probe|verify"
     r"|validate|test)(?:_|$)|_*isn?(?=[A-Z])"
@@ -170,7 +173,8 @@ class TakenHere:
             return True
         if receiver is not None and receiver[0] == self.own:
             return (not given and name in READING) or self._asks_itself(call)
-        if name in PURE or self._complains(call.at):
+        on_paths = name in ON_PATHS and receiver is not None and receiver[-1].lstrip(".@") == "path"
+        if name in PURE or on_paths or self._complains(call.at):
             return True
         if self.store.counters and not call.args and CLOSING.fullmatch(name):
             return True  # it is closed, and its place is not given back by that
