@@ -95,6 +95,18 @@ def known_elsewhere(filling: Filling) -> bool:
     return False
 
 
+def is_of_what_it_holds(filling: Filling) -> bool:
+    """`tuple(request.tokens[:n])`, `hashed.hexdigest()`: what has the same beginning has the same key."""
+    match filling.key:
+        case ast.Call(
+            func=ast.Name(id="tuple" | "frozenset" | "hash"), args=[ast.Subscript(slice=ast.Slice())]
+        ):
+            return True
+        case ast.Call(func=ast.Attribute(attr="digest" | "hexdigest"), args=[]):
+            return True
+    return False
+
+
 def known_under_it(filling: Filling) -> bool:
     """`if self.sizes.get(name) == size: return self.buffers[name]`: what is known of the one that is there
     decides whether it does."""

@@ -52,6 +52,7 @@ from auditor.project.fields.given_objects import (
 from auditor.project.fields.in_others import Uses
 from auditor.project.fields.known_by_callers import refilled_by_who_knows
 from auditor.project.fields.known_keys import (
+    is_of_what_it_holds,
     known_elsewhere,
     known_under_it,
     names_a_place,
@@ -268,6 +269,8 @@ class Refilling(ForgottenFields):
         if replaces_what_is_known(filling, family):
             return True
         if own and only_emptied_as_a_whole(filling, family, enders):
+            return True
+        if own and is_of_what_it_holds(filling):
             return True
         comes = comes_in_pairs(filling.method.name)
         known = speaking_for(filling, family, self.model)
