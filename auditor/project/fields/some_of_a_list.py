@@ -8,8 +8,11 @@ Each place where the list is spoken of says which part of it is given back or ke
 together are a part, and none does anything that cannot be told, nobody has the others."""
 
 import ast
+import re
 from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cached_property
 
 from auditor.ir.calls import LOGGING
 from auditor.project.code.bindings import assignments, given_to, own_attribute, root_of
@@ -27,6 +30,9 @@ QUIET = LOGGING | {"print", "len", "bool", "min", "max", "sum", "any", "all", "i
 SORTING = frozenset({"sort", "reverse", "index", "count"})
 KEEPING = frozenset({"append", "extend", "appendleft", "add", "update"})
 LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+
+_PARTING = re.compile(r"\[[^\]\n]*:|\[-?\d+\]|nlargest\(|nsmallest\(|\.append\(|range\(| for [^\n]* if ")
+"""What speaks of a part of a list."""
 
 LooksOn = Callable[[ast.Call], bool]
 
@@ -54,6 +60,8 @@ def seen_to_in_part(
 ) -> Iterator[ast.stmt]:
     """The statements that take such a list in hand, or put the part in its place. `ends` are names of what
     gives such a lease back; with `rows` it is the lists under the keys of a table that are meant."""
+    if not _PARTING.search(method.text):
+        return
     here = _InHand(method, attribute, ends, looks_on, rows)
     for statement, taken in here.lists():
         portions = set(here.portions(taken))
@@ -76,18 +84,29 @@ def is_a_part(portions: Set[Portion]) -> bool:
     return not ("0" in single and behind) and not ("-1" in single and upto)
 
 
+@dataclass(frozen=True)
 class _InHand:
     """One method, as far as it speaks of such a list."""
 
-    def __init__(
-        self, method: Function, attribute: str, ends: Set[str], looks_on: LooksOn, rows: bool
-    ) -> None:
-        self.method, self.attribute, self.ends, self.looks_on, self.rows = (
-            method, attribute, ends, looks_on, rows,
-        )  # fmt: skip
-        self.parts = InMethod(method, method.owner or "", attribute)
-        self.around = {id(child): node for node in walk(method.node) for child in ast.iter_child_nodes(node)}
-        self.stored = [n.id for n in method.nodes if isinstance(n, ast.Name) and not _is_read(n)]
+    method: Function
+    attribute: str
+    ends: Set[str]
+    looks_on: LooksOn
+    rows: bool
+
+    @cached_property
+    def bounds(self) -> InMethod:
+        return InMethod(self.method, self.method.owner or "", self.attribute)
+
+    @cached_property
+    def around(self) -> dict[int, ast.AST]:
+        """What each node stands in."""
+        nodes = walk(self.method.node)
+        return {id(child): node for node in nodes for child in ast.iter_child_nodes(node)}
+
+    @cached_property
+    def stored(self) -> list[str]:
+        return [n.id for n in self.method.nodes if isinstance(n, ast.Name) and not _is_read(n)]
 
     # Which lists -------------------------------------------------------------------------------------------
 
@@ -229,7 +248,7 @@ class _InHand:
     def _is_told(self, bound: ast.expr) -> bool:
         """By the caller, or set at birth, and not reckoned from how many there are."""
         given = list(given_to(self.method, bound.id)) if isinstance(bound, ast.Name) else []
-        return all(is_a_number(each) or self.parts.is_told(each) for each in given or [bound])
+        return all(is_a_number(each) or self.bounds.is_told(each) for each in given or [bound])
 
     def _of_one(self, place: ast.Subscript) -> Iterator[Portion]:
         at = ast.unparse(place.slice)
