@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Callable, Collection, Iterable, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
 
 from auditor.project.code.bindings import (
     assigned_by,
@@ -10,6 +10,7 @@ from auditor.project.code.bindings import (
     given_to,
     gone_through,
     own_attribute,
+    root_of,
 )
 from auditor.project.code.calls import accepts
 from auditor.project.code.modules import Function
@@ -123,7 +124,8 @@ def _from_another(call: ast.Call, method: Function, attribute: str, looped: bool
     for argument in call.args:
         if _is_of_new_ones(argument, method):
             continue
-        given = list(given_to(method, argument.id)) if isinstance(argument, ast.Name) else [argument]
+        named = list(_given_to_its_name(method, argument)) if root_of(argument) else []
+        given = named if named or isinstance(argument, ast.Name) else [argument]
         given += gone_through(method, argument.id) if looped and isinstance(argument, ast.Name) else []
         fields = {
             inner.attr
@@ -131,9 +133,27 @@ def _from_another(call: ast.Call, method: Function, attribute: str, looped: bool
             for inner in walk(value)
             if isinstance(inner, ast.Attribute) and getattr(inner.value, "id", None) == own
         }
-        if not fields or attribute in fields:
+        if not fields or attribute in fields or any(_asks_its_object(value, own) for value in named):
             return False
     return bool(call.args)
+
+
+def _asks_its_object(value: ast.expr, own: str | None) -> bool:
+    """`order = self.peek()`, who knows out of what."""
+    return any(
+        isinstance(node, ast.Call) and own_attribute(node.func, own or "") is not None for node in walk(value)
+    )
+
+
+def _given_to_its_name(method: Function, argument: ast.expr) -> Iterator[ast.expr]:
+    """`self.rows.pop(key)` of `slot`, where `slot, _ = self.rows.pop(key)`, and of `row[0]`."""
+    name = root_of(argument)
+    if name == method.owner:
+        return
+    for target, value in assignments(method):
+        parts = target.elts if isinstance(target, ast.Tuple) else [target]
+        if any(isinstance(part, ast.Name) and part.id == name for part in parts):
+            yield value
 
 
 def _is_of_new_ones(given: ast.expr, method: Function) -> bool:
