@@ -183,6 +183,8 @@ SETS = (
     "wheelwrights",
     "parchmenters",
     "ropespinners",
+    "tinsmiths",
+    "cordmakers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

@@ -240,10 +240,12 @@ KEPT = {
     "cartographers": (231, 79, set[str]()),
     "papermakers": (251, 75, {"disagg/receiver.py:22", "kv_block_table.py:203"}),
     "stonecutters": (226, 77, set[str]()),
-    "netmenders": (229, 77, {"ring_loader.py:125", "ring_loader.py:185"}),
+    "netmenders": (229, 78, {"ring_loader.py:125", "ring_loader.py:185"}),
     "wheelwrights": (230, 76, set[str]()),
     "parchmenters": (226, 70, {"swap_space.py:248"}),
-    "ropespinners": (227, 66, {"seq_parallel_a2a.py:111", "seq_parallel_a2a.py:151"}),
+    "ropespinners": (227, 67, {"seq_parallel_a2a.py:111", "seq_parallel_a2a.py:151"}),
+    "tinsmiths": (226, 64, {"admission_gate.py:110", "transfer_engine.py:118"}),
+    "cordmakers": (229, 78, set[str]()),
 }
 """Of each set the labels, the leaks found at least, and the clean sites that are reported all the same."""
 
@@ -290,7 +292,7 @@ WRONG_BESIDE_LABELS = {
 }
 """Lines without a label at which something is told all the same, and wrongly."""
 
-OLDEST = 154
+OLDEST = 156
 """So many of the first sets, most of the time of all, are judged by `make fuzz` alone."""
 
 

@@ -17,7 +17,7 @@ from auditor.flow.solve import solve
 from auditor.flow.trace import Station, shortest_path, span_of, tell
 from auditor.flow.untouched import Ends, Forgetting, Untouched
 from auditor.ir.graph import TooLarge
-from auditor.ir.ops import Assume, Call, Edge, InPlace, Nop, Op
+from auditor.ir.ops import Assume, Call, Edge, InPlace, Nop, Op, Path
 from auditor.model import Span, Step
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Class, Module, last_part
@@ -160,7 +160,7 @@ class _Judge:
         domain = Forgetting(self.graph, site, self.here)
         op = self.graph.ops[site]
         place = (self.take.name,) if self.take.name or not isinstance(op, Call) else op.target
-        start = Untouched(frozenset({place}), self.take.several)
+        start = Untouched(frozenset({place, *self._key_of_it()}), self.take.several)
         known = frozenset(fact for fact in known if not any(name in fact[0] for name in self.here.stock))
         for name in ("".join(place), *self._asked_before(site)):
             known |= {(name, True), (f"{name} is None", False)}
@@ -172,6 +172,12 @@ class _Judge:
             path = shortest_path(self.graph, solution, node, held)
             if self._is_fault(domain.ends, loss, held, path):
                 yield self._leak(loss, node, path)
+
+    def _key_of_it(self) -> Iterator[Path]:
+        """`offset` of `del self.extents[offset]`: whoever is handed that has what lay there."""
+        match self.take.at:
+            case ast.Delete(targets=[ast.Subscript(slice=ast.Name(id=key))]) if self.take.name:
+                yield (key,)
 
     def _asked_before(self, site: int) -> Iterator[str]:
         """`first` of `first = self.take()`: who had none for the first has none for this one."""

@@ -1,0 +1,6 @@
+"""Prefill/decode disaggregation."""
+from .decode import DecodeWorker
+from .pages import PagePool
+from .prefill import PrefillWorker
+
+__all__ = ["DecodeWorker", "PagePool", "PrefillWorker"]
