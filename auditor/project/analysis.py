@@ -375,20 +375,23 @@ class Analysis:
 
     def _follow_out_of_tables(self, found: Found) -> None:
         """What a method takes out of a table, and it or another gives back, where nobody has told of a loss
-        there, and none of its callers gives anything back."""
+        there, and none of its callers gives anything back. What is not lost has been acquired elsewhere."""
         told = [drop.at for fields in found.values() for each in fields for drop in each.drops]
         for each in list(out_of_tables(self.recogniser)):
             known = id(each.call) in self.outcomes or each.call in self.recogniser.second_hand
             its = [at.line for at in told if at.path == each.function.module.path]
             if known or each.function in each.function.module.functions_at(its):
                 continue
-            self._follow_taking(each.function, each.call, each.source)
-            outcome = self.outcomes.get(id(each.call))
-            if outcome is None:
-                continue
-            owed = bool(outcome.lease.released) or (each.believed and for_good(self.project, each.function))
-            if not (owed and loses_normally(outcome.lease)):
-                outcome.lease = replace(outcome.lease, leaks=())
+            try:
+                outcome = self._follower(each.function).outcome(each.call, each.source)
+            except (TooLarge, TooManyStates, RecursionError):
+                continue  # of what is not followed nothing is said
+            owed = outcome is not None and (
+                bool(outcome.lease.released) or (each.believed and for_good(self.project, each.function))
+            )
+            if outcome is not None and owed and loses_normally(outcome.lease):
+                self.recogniser.second_hand[each.call] = each.source
+                self.outcomes[id(each.call)] = without_exceptional(outcome)
 
     def _shared_fields(self, asked: Fields, known: Found) -> dict[int, tuple[StoredField, ...]]:
         """Of what no object has, but the functions of a module or a class share."""
