@@ -292,7 +292,7 @@ WRONG_BESIDE_LABELS = {
 }
 """Lines without a label at which something is told all the same, and wrongly."""
 
-OLDEST = 156
+OLDEST = 158
 """So many of the first sets, most of the time of all, are judged by `make fuzz` alone."""
 
 
