@@ -2,7 +2,8 @@
 
 ## What
 Two or more leases are needed. On the branch that handles the failure of a later one (it returned
-None, or its exception was caught) the function leaves without giving back the earlier.
+None, or its exception was caught) the function leaves without giving back the earlier. So it does where the
+later acquire says in its own body `raise PoolEmpty` when nothing is left, and no handler stands around it.
 
 ## Why
 A later acquire fails when the pool is nearly empty, and then each retry takes one more block away for good.

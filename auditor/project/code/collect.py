@@ -8,11 +8,13 @@ from auditor.project.code.in_threads import write_threads
 from auditor.project.code.kept_as_told import class_by_call
 from auditor.project.code.method_aliases import write_aliases
 from auditor.project.code.modules import Class, Function, Module
+from auditor.project.code.plain_statements import write_plainly
 from auditor.project.code.spelled_out import spell_out
 from auditor.source.nodes import HOLDERS
 
 
 def read_module(path: str, text: str, tree: ast.Module) -> Module:
+    write_plainly(tree, text)
     written = [*write_constructors(tree, text), *write_aliases(tree, text), *spell_out(tree, text)]
     written += write_threads(tree, text)
     module = Module(path, text, tree, written=written)

@@ -29,6 +29,7 @@ from auditor.model import Span, Step
 from auditor.project.code.guards import WITHS, caught_by, comes_and_goes, encloses, in_a_finally, swallows
 from auditor.project.code.modules import Function
 from auditor.project.leases.last_words import LAST_WORDS
+from auditor.project.leases.raised_for_want import raises_for_want
 from auditor.project.meaning.effects import FunctionEffects
 from auditor.protocols.vocabulary import split
 
@@ -93,6 +94,8 @@ class Losses:
             ends = [(node, other) for _, there, other in followed.endings.lost if there == node]
             steps = self._trace(site, decisive(self.graph, followed.solution, path, ends), kind, at)
             failed, started = self._failed(path, site), self._starts(path)
+            if failed is not None and kind is Loss.CALL and self._for_want(path):
+                kind = Loss.RAISE
             yield Leak(kind, at, _name_of(held), steps, failed, started, held.parted)
 
     def _likeliest(
@@ -296,6 +299,14 @@ class Losses:
                 if acquisition is not None and not acquisition.managed:
                     return acquisition.text
         return None
+
+    def _for_want(self, path: list[Station]) -> bool:
+        """Whether the acquire that fails raises in so many words where it has nothing to lend."""
+        failing = (self.graph.ops[station.node].at for station in path if station.edge in RAISING)
+        return any(
+            isinstance(at, ast.Call) and raises_for_want(self.effects.recogniser, self.function, at)
+            for at in failing
+        )
 
     def _acquired(self) -> dict[Path, tuple[str, ast.Call]]:
         """Names and fields bound from acquire calls, with the callee and the call."""
