@@ -346,7 +346,7 @@ class Analysis:
         outcomes = [self._left_to_others(each) for each in told_of_what_is_put_over(outcomes)]
         custom = customary((outcome.lease for outcome in outcomes), self._lines)
         decided = [self._decided(outcome, fields.get(id(outcome.call), ()), custom) for outcome in outcomes]
-        leases = with_idle(self.model, self.relevant, decided)
+        leases = with_idle(self.model, self.relevant, decided, self.recogniser.lending(decided))
         unknown = [
             Failure(o.lease.span.path, o.lease.span.line, f"not followed to its end: {o.lease.text}")
             for o in outcomes

@@ -111,7 +111,7 @@ class Glance(Recurring):
         kept = [lease for lease in old.leases if lease.span.path not in self.focus]
         custom = customary(chain(kept, (outcome.lease for outcome in outcomes)), self._lines)
         decided = [self._decided(outcome, fields.get(id(outcome.call), ()), custom) for outcome in outcomes]
-        leases = with_idle(self.model, self.relevant, decided)
+        leases = with_idle(self.model, self.relevant, decided, self.recogniser.lending((*kept, *decided)))
         misuses = [each for each in old.misuses if each.span.path not in self.focus]
         misuses += self._misuses(outcomes)
         failed = (Failure(path, line, text) for path, (line, text) in sorted(self.project.failed.items()))

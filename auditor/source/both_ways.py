@@ -124,7 +124,7 @@ _NAMED_OF_CLASS = rb"%b(?<![\w.]%b) = ([A-Z]\w*|cls)\.\w"
 _WHOLE = rb"%b(?<![\w.]%b)"  # a literal first: searched several times as fast
 _LOOKED_UP = _WHOLE + rb" = (\w+)(?:\.(?:get|setdefault)\(|\[|\n)"
 _OF_THREAD = (b" = local()", b" = threading.local()")
-_HANDED_OUT = re.compile(rb"return (\w+), (\w+)")
+_HANDED_OUT = re.compile(rb"return (?:[\w.]+\()?([a-z_]\w*(?:=\w+)?(?:, [a-z_]\w*(?:=\w+)?)+)")
 _SHOWING = re.compile(rb"\ndef (\w+)\([^\n]*:\n(?:[ \t][^\n]*\n)*?[ \t]+return (self\.\w+)")
 LONGEST = 24
 """Letters of a local name that are looked at before a `.pop`."""
@@ -252,9 +252,11 @@ def _of_module(taken: set[bytes], data: bytes) -> set[bytes]:
 
 
 def _of_closures(taken: set[bytes], data: bytes) -> set[bytes]:
-    """Local names of a function that hands out two of its own functions: `return take, give`."""
+    """Local names of a function that hands out two of its own functions: `return take, give`, `return
+    Ring(take, give)`."""
     found = {name for name in taken if b"    %b = " % name in data}
-    handed = {name for pair in _HANDED_OUT.findall(data) for name in pair} if found else set()
+    told = b" ".join(_HANDED_OUT.findall(data)) if found else b""
+    handed = set(_NAME.findall(told))
     return found if sum(b"    def %b(" % name in data for name in handed) > 1 else set()
 
 

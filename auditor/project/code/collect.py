@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterable, Iterator
 
+from auditor.project.code.closure_objects import write_objects
 from auditor.project.code.default_factories import write_constructors
 from auditor.project.code.in_threads import write_threads
 from auditor.project.code.kept_as_told import class_by_call
@@ -14,6 +15,7 @@ from auditor.source.nodes import HOLDERS
 
 
 def read_module(path: str, text: str, tree: ast.Module) -> Module:
+    write_objects(tree, text)
     write_plainly(tree, text)
     written = [*write_constructors(tree, text), *write_aliases(tree, text), *spell_out(tree, text)]
     written += write_threads(tree, text)

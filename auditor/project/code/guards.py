@@ -32,6 +32,11 @@ def caught_by(guard: ast.AST) -> str | None:
     return None
 
 
+def caught_names(guard: ast.AST) -> frozenset[str]:
+    """The same as names of classes."""
+    return frozenset(re.findall(r"\w+", caught_by(guard) or ""))
+
+
 def encloses(guard: ast.AST, line: int) -> bool:
     body: list[ast.stmt] = getattr(guard, "body", [])
     return bool(body) and body[0].lineno <= line <= (body[-1].end_lineno or 0)

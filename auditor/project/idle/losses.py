@@ -76,12 +76,17 @@ BEATEN = "a better one takes its place, and the best so far is nowhere"
 FORGOTTEN = "the next one is taken, and this one is nowhere"
 
 
-def with_idle(lineage: Lineage, paths: Sequence[str], leases: Sequence[Lease]) -> tuple[Lease, ...]:
-    """These, and what the pools in these files lose of their own; nothing is lost twice, and what is lost
-    without an exception is told rather than what is lost by one."""
+def with_idle(
+    lineage: Lineage, paths: Sequence[str], leases: Sequence[Lease], lending: Set[Class]
+) -> tuple[Lease, ...]:
+    """These, and what the pools in these files lose of their own, those among them that are known to be
+    `lending`; nothing is lost twice, and what is lost without an exception is told rather than what is lost
+    by one."""
     texts = lineage.project.sources
     modules = [lineage.project.module(path) for path in paths if may_lose_idle(texts[path])]
-    found = {lease.span: lease for module in modules if module for lease in lost_idle(lineage, module)}
+    found = {
+        lease.span: lease for module in modules if module for lease in lost_idle(lineage, module, lending)
+    }
     for lease in leases:
         own = found.get(lease.span)
         by_exception = bool(lease.leaks) and own is not None and not loses_normally(own)
@@ -96,12 +101,12 @@ def may_lose_idle(text: str) -> bool:
     return OTHER_WAYS.search(text) is not None or written_both_ways(text)
 
 
-def lost_idle(lineage: Lineage, module: Module) -> Iterator[Lease]:
+def lost_idle(lineage: Lineage, module: Module, lending: Set[Class] = frozenset()) -> Iterator[Lease]:
     """Takes in methods of the module's classes that lose what they took."""
     for _, cls in sorted(module.classes.items()):
         if "-= " in cls.text and "+= " in cls.text:
             yield from charged_for_nothing(cls, *begun_and_later(lineage, cls))
-        stock = _stock_of(lineage, cls) if _may_lose(lineage, cls) else None
+        stock = _stock_of(lineage, cls, lends=cls in lending) if _may_lose(lineage, cls) else None
         if stock is None:
             continue
         own = [work for work in stock.works if work.method.cls is cls and not work.method.is_abstract]
@@ -110,8 +115,8 @@ def lost_idle(lineage: Lineage, module: Module) -> Iterator[Lease]:
             yield from lost
 
 
-def _stock_of(lineage: Lineage, cls: Class) -> Stock | None:
-    fixed = stock_of(lineage, cls) or placed_stock(lineage, cls)
+def _stock_of(lineage: Lineage, cls: Class, *, lends: bool) -> Stock | None:
+    fixed = stock_of(lineage, cls, lends=lends) or placed_stock(lineage, cls)
     return fixed or shelf_of(cls, *begun_and_later(lineage, cls))
 
 

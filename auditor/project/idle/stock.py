@@ -77,10 +77,10 @@ def _has_dimensions(value: ast.expr) -> bool:
     return False
 
 
-def stock_of(lineage: Lineage, cls: Class) -> Stock | None:
-    """The fixed stock of a class, if it has one and lends of it."""
+def stock_of(lineage: Lineage, cls: Class, *, lends: bool = False) -> Stock | None:
+    """The fixed stock of a class, if it has one and lends of it, as it is known to do where it `lends`."""
     begun, later = begun_and_later(lineage, cls)
-    found = _fixed(cls, begun, later)
+    found = _fixed(cls, begun, later, known=lends)
     if found is None:
         stores, counters = counted(later)
         found = Stock(cls, stores, tuple(later), counters, full=stores) if counters else None
@@ -95,12 +95,14 @@ def begun_and_later(lineage: Lineage, cls: Class) -> tuple[list[FieldWork], list
     return begun, _later(works, begun)
 
 
-def _fixed(cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork]) -> Stock | None:
+def _fixed(
+    cls: Class, begun: Sequence[FieldWork], later: Sequence[FieldWork], *, known: bool
+) -> Stock | None:
     filled = _filled(cls, begun, later)
     worked = {name for work in later for name, _ in work.taken} | {
         put.field for work in later for put in work.put
     }
-    full = {name for name in worked if name in filled or given_to_a_pool(begun, cls, name)}
+    full = {name for name in worked if name in filled or given_to_a_pool(begun, cls, name, known=known)}
     full = {name for name in full if not _is_only_looked_into(name, later)}
     evicting = evicted_tables(later, frozenset(full))
     fields = _circulating(frozenset(full) | evicting, later)

@@ -4,6 +4,7 @@ import ast
 import itertools
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from auditor.flow.decisive import decisive
 from auditor.flow.follow import Followed
@@ -76,12 +77,15 @@ class Losses:
         self._acquired_names: dict[Path, tuple[str, ast.Call]] | None = None
 
     def leaks(self, site: int, followed: Followed) -> Iterable[Leak]:
-        """Each kind of loss at each place once, with the path that leads there; the shortest path first."""
+        """Each kind of loss at each place once, with the path that leads there; the shortest path first. That
+        another acquire may fail for want is no news of what is lost where nothing fails."""
         seen: set[tuple[Loss, Span]] = set()
         ways = [
             (*self._likeliest(loss, followed, node, held, site), node, held)
             for loss, node, held in followed.endings.lost
         ]
+        found: list[Leak] = []
+        for_want: list[Leak] = []
         for path, kind, node, held in sorted(ways, key=lambda way: len(way[0])):
             at = self._where(node, path)
             if (
@@ -94,9 +98,14 @@ class Losses:
             ends = [(node, other) for _, there, other in followed.endings.lost if there == node]
             steps = self._trace(site, decisive(self.graph, followed.solution, path, ends), kind, at)
             failed, started = self._failed(path, site), self._starts(path)
-            if failed is not None and kind is Loss.CALL and self._for_want(path):
+            if kind is Loss.CALL and failed is None and self._spelled_out(path):
                 kind = Loss.RAISE
-            yield Leak(kind, at, _name_of(held), steps, failed, started, held.parted)
+            leak = Leak(kind, at, _name_of(held), steps, failed, started, held.parted)
+            wanted = kind is Loss.CALL and failed is not None and self._for_want(path)
+            (for_want if wanted else found).append(leak)
+        if not any(leak.loss in ORDINARY for leak in found):
+            for_want = [replace(leak, loss=Loss.RAISE) for leak in for_want]
+        return [*for_want, *found]
 
     def _likeliest(
         self, loss: Loss, followed: Followed, node: int, held: Held, site: int
@@ -294,18 +303,28 @@ class Losses:
                 again = any(earlier.node == site for earlier in path[:index])
                 if text is not None and (again or call is not self.graph.ops[site].at):
                     return text
-            if station.edge in RAISING and isinstance(op, Call) and station.node != site:
+            if station.edge in RAISING and isinstance(op, Call) and (station.node != site or self._wants(op)):
                 acquisition = self.effects.acquisition(op)
                 if acquisition is not None and not acquisition.managed:
                     return acquisition.text
         return None
 
+    def _spelled_out(self, path: list[Station]) -> bool:
+        """Whether what fails raises in so many words what no handler here is for."""
+        failing = (self.graph.ops[station.node].at for station in path if station.edge in RAISING)
+        return all(isinstance(at, ast.Call) and self.effects.raises_past(at) for at in failing)
+
     def _for_want(self, path: list[Station]) -> bool:
         """Whether the acquire that fails raises in so many words where it has nothing to lend."""
-        failing = (self.graph.ops[station.node].at for station in path if station.edge in RAISING)
-        return any(
-            isinstance(at, ast.Call) and raises_for_want(self.effects.recogniser, self.function, at)
-            for at in failing
+        return all(self._wants(self.graph.ops[station.node]) for station in path if station.edge in RAISING)
+
+    def _wants(self, op: Op) -> bool:
+        acquisition = self.effects.acquisition(op) if isinstance(op, Call) else None
+        known = self.effects.recogniser, self.function
+        return (
+            isinstance(op, Call)
+            and acquisition is not None
+            and raises_for_want(*known, op.at, acquisition.protocol)
         )
 
     def _acquired(self) -> dict[Path, tuple[str, ast.Call]]:
@@ -327,6 +346,7 @@ class Losses:
         return span_of(self.function.module.path, node, self.function.module.lines)
 
 
+ORDINARY = frozenset({Loss.RETURN, Loss.FALL_THROUGH, Loss.NEXT_TURN, Loss.REBOUND})
 IN_PASSING = frozenset({Loss.REBOUND, Loss.DELETED, Loss.OVERWRITTEN, Loss.DROPPED})
 """Losses that a `finally` can cause while an exception passes through it."""
 

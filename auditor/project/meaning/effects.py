@@ -2,6 +2,7 @@
 rest of the world."""
 
 import ast
+import builtins
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -41,7 +42,8 @@ from auditor.project.meaning.shared_objects import SharedObjects
 from auditor.project.meaning.summaries import FAILURE, NOTHING, Summaries
 from auditor.project.meaning.telling import asked_of, ignored
 from auditor.project.meaning.told_ends import ToldEnds, is_a_release
-from auditor.project.pools.bodies import contains_failures, own_exceptions, returns_itself
+from auditor.project.meaning.written_raises import is_own
+from auditor.project.pools.bodies import contains_failures, returns_itself
 from auditor.project.pools.lent_kinds import TENSORS
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING
 from auditor.source.nodes import walk
@@ -103,9 +105,14 @@ class FunctionEffects(OutsideEffects):
         return bool(targets) and constructed is None and all(contains_failures(target) for target in targets)
 
     def raises(self, node: ast.Call) -> frozenset[str]:
-        """What the one function that it reaches raises in its own words."""
-        targets, constructed, _ = self.recogniser.calls.targets(self.function, node)
-        return own_exceptions(targets[0]) if len(targets) == 1 and constructed is None else frozenset()
+        """The classes of what the one function that it reaches raises in so many words."""
+        raised = self.recogniser.written_raises.by_call(self.function, node)
+        own = {name for each in raised for name in each if not hasattr(builtins, name)}
+        return frozenset(own | {each[0] for each in raised})
+
+    def raises_past(self, node: ast.Call) -> bool:
+        """Whether it raises something of the project's own that no handler around it is for."""
+        return any(map(is_own, self.recogniser.written_raises.leaving(self.function, node)))
 
     def captured(self, function: object, name: str, rest: Path, value: Value, protocol: str) -> Treatment:
         nested = self._nested(function)

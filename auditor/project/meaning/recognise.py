@@ -2,10 +2,11 @@
 
 import ast
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from auditor.flow.effects import Acquisition, Handle, Value
+from auditor.flow.lease import Lease
 from auditor.flow.spelled import spelled
 from auditor.ir.ops import Call, Path, is_temporary
 from auditor.project.code.bindings import told_anything
@@ -30,6 +31,7 @@ from auditor.project.meaning.several_taken import each_taken, hands_out_a_list
 from auditor.project.meaning.source import Source
 from auditor.project.meaning.summaries import PROCESS
 from auditor.project.meaning.used_as_tensor import used_as_tensor
+from auditor.project.meaning.written_raises import WrittenRaises
 from auditor.project.pools.bodies import fronts_a_pool, returns_itself, returns_something
 from auditor.project.pools.called_like import (
     asked_for_both,
@@ -66,6 +68,7 @@ class Recogniser(Releases):
 
     def __init__(self, calls: Calls, protocols: Sequence[Protocol], pairs: Sequence[Pair]) -> None:
         super().__init__(calls, protocols, pairs)
+        self.written_raises = WrittenRaises(calls)
         self.acquiring: dict[Function, tuple[Pair, Half]] = {}
         self.wrappers: dict[Function, Source] = {}
         self.openers: Mapping[Class, Opener] = {}
@@ -108,6 +111,11 @@ class Recogniser(Releases):
     def pools(self) -> set[Class]:
         """The classes that lend."""
         return {half.cls for half in self.acquiring if half.cls is not None}
+
+    def lending(self, leases: Iterable[Lease]) -> set[Class]:
+        """Those of them that somebody takes these from."""
+        used = {lease.protocol for lease in leases}
+        return {half.cls for half, (pair, _) in self.acquiring.items() if pair.name in used and half.cls}
 
     def renewing(self, protocol: str) -> frozenset[Function]:
         """What takes back all that a pool has lent at once."""

@@ -296,16 +296,6 @@ def keeps_what_it_is_told(function: Function) -> bool:
     )
 
 
-def own_exceptions(function: Function) -> frozenset[str]:
-    """Names of classes in its `raise ValueError(text)`; none where a `try` of its own may catch them."""
-    statements = list(function.statements)
-    if any(isinstance(node, (ast.Try, ast.TryStar)) for node in statements):
-        return frozenset()
-    raised = (node.exc for node in statements if isinstance(node, ast.Raise))
-    named = (each.func if isinstance(each, ast.Call) else each for each in raised)
-    return frozenset(getattr(each, "attr", "") or getattr(each, "id", "") for each in named) - {""}
-
-
 def contains_failures(function: Function) -> bool:
     """`try: ... except: return None` is all it does that could fail: logging cannot.
 

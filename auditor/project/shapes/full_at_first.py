@@ -66,11 +66,11 @@ def given_at_first(begun: Sequence[FieldWork], name: str) -> bool:
     )
 
 
-def given_to_a_pool(begun: Sequence[FieldWork], cls: Class | None, name: str) -> bool:
-    """The same of what is called a pool: whoever makes one brings what it lends. What is to be done is not
-    given back."""
-    called_so = cls is not None and not POOLS.isdisjoint(split(cls.name)) and not things_to_do(cls)
-    return called_so and given_at_first(begun, name)
+def given_to_a_pool(begun: Sequence[FieldWork], cls: Class | None, name: str, *, known: bool = False) -> bool:
+    """The same of what is called a pool, or `known` as one: whoever makes one brings what it lends. What is
+    to be done is not given back."""
+    called_so = cls is not None and (known or not POOLS.isdisjoint(split(cls.name)))
+    return called_so and not things_to_do(cls) and given_at_first(begun, name)
 
 
 def things_to_do(cls: Class | None, *fields: str) -> bool:
@@ -89,7 +89,7 @@ def _is_told(value: ast.expr, told: Set[str]) -> bool:
     ]  # what it has if it is told nothing
     instead = {id(part) for each in chosen for part in walk(each)}
     calls = [part for part in parts if isinstance(part, ast.Call) and id(part) not in instead]
-    around = all(getattr(part.func, "id", "") in AROUND for part in calls)
+    around = all(last_part(part.func) in AROUND for part in calls)
     return around and any(isinstance(part, ast.Name) and part.id in told for part in parts)
 
 
