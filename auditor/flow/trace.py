@@ -71,6 +71,27 @@ def path_by_its_own_failure(
     return _stations(graph, origin, onward) if origin is not None else None
 
 
+def path_by_what_is_raised(
+    graph: Graph,
+    solution: Solution[State],
+    node: int,
+    held: State,
+    raising: ast.AST,
+    leads_on: Callable[[ast.AST], bool],
+) -> list[Station] | None:
+    """The shortest path on which only `raising` fails, through what `leads_on` then; None if there is
+    none."""
+
+    def may_raise(at: Point[State]) -> bool:
+        return graph.ops[at[0]].at is raising
+
+    def passes(at: Point[State]) -> bool:
+        return leads_on(graph.ops[at[0]].at)
+
+    origin, onward = _search(solution, (node, held), frozenset(), may_raise, passes)
+    return _stations(graph, origin, onward) if origin is not None else None
+
+
 def _stations(graph: Graph, origin: Point[State], onward: Onward[State]) -> list[Station]:
     stations = []
     at = origin
@@ -86,6 +107,7 @@ def _search(
     end: Point[State],
     avoided: frozenset[Edge],
     may_raise: Callable[[Point[State]], bool] | None = None,
+    passes: Callable[[Point[State]], bool] | None = None,
 ) -> tuple[Point[State] | None, Onward[State]]:
     """Backwards from `end` to where the lease began; each point with the step that leads on from it."""
     onward: Onward[State] = {end: None}
@@ -98,6 +120,8 @@ def _search(
         for earlier, state, edge in before:
             key = (earlier, state)
             if edge in RAISING and may_raise is not None and not may_raise(key):
+                continue
+            if passes is not None and not passes(key):
                 continue
             if edge not in avoided and key not in onward:
                 onward[key] = (here, edge)

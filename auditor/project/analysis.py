@@ -282,7 +282,8 @@ class Analysis:
             return
         reached = [outcome for outcome in outcomes if outcome is not None]
         if source.second_hand or source.proposed:
-            reached = [without_exceptional(outcome) for outcome in reached]
+            own = not source.second_hand
+            reached = [without_exceptional(outcome, spelled_out=own) for outcome in reached]
         for outcome, its in zip(reached, (source, *source.also), strict=False):
             if outcome.returned is not None and not function.is_context_manager:
                 if lists_what_it_counts(outcome):

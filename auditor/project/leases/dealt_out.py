@@ -28,8 +28,18 @@ def dealt_out(function: Function, site: int, followed: Followed) -> list[int]:
         and not isinstance(op, Leave)
         and (loops := loops_around(function, op.at) - around)
         and not _all_at_once(function, op.at)
+        and not _is_told_each(op, followed)
         and not (_keeps(op) and any(_goes_over(graph, head, followed) for head in loops))
     ]
+
+
+def _is_told_each(op: Op, followed: Followed) -> bool:
+    """`launcher.spawn(rank, port)`: each is told the same one, under its own name."""
+    held = (each for states in followed.solution.states.values() for each in states)
+    names = {place[0] for each in held for place in each.places if len(place) == 1}
+    told = [*op.at.args, *(each.value for each in op.at.keywords)] if isinstance(op, Call) else []
+    plain = any(isinstance(each, ast.Name) and each.id in names for each in told)
+    return plain and not _keeps(op)
 
 
 def _all_at_once(function: Function, given: ast.AST) -> bool:

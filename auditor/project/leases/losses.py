@@ -3,14 +3,23 @@
 import ast
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
+from functools import partial
 
 from auditor.flow.decisive import decisive
 from auditor.flow.follow import Followed
 from auditor.flow.held import Held
 from auditor.flow.lease import Leak, Loss
-from auditor.flow.trace import SETTING, Station, path_by_its_own_failure, shortest_path, span_of, tell
+from auditor.flow.trace import (
+    SETTING,
+    Station,
+    path_by_its_own_failure,
+    path_by_what_is_raised,
+    shortest_path,
+    span_of,
+    tell,
+)
 from auditor.ir.graph import Graph
 from auditor.ir.ops import (
     RAISING,
@@ -27,11 +36,20 @@ from auditor.ir.ops import (
     is_temporary,
 )
 from auditor.model import Span, Step
-from auditor.project.code.guards import WITHS, caught_by, comes_and_goes, encloses, in_a_finally, swallows
+from auditor.project.code.guards import (
+    WITHS,
+    caught_by,
+    caught_names,
+    comes_and_goes,
+    encloses,
+    in_a_finally,
+    swallows,
+)
 from auditor.project.code.modules import Function
 from auditor.project.leases.last_words import LAST_WORDS
 from auditor.project.leases.raised_for_want import raises_for_want
 from auditor.project.meaning.effects import FunctionEffects
+from auditor.project.meaning.written_raises import ALL
 from auditor.protocols.vocabulary import split
 
 BROAD = re.compile(
@@ -118,7 +136,20 @@ class Losses:
             other = path_by_its_own_failure(self.graph, followed.solution, node, held, harmless)
             if other is not None and self._kind(loss, other, site) is loss:
                 return other, loss
+            for other in self._by_what_is_raised(followed, node, held):
+                if self._kind(loss, other, site) is loss:
+                    return other, loss
         return path, kind
+
+    def _by_what_is_raised(self, followed: Followed, node: int, held: Held) -> Iterator[list[Station]]:
+        """The ways by which failures go that a call of the function spells out: to the handlers for them."""
+        for op in self.graph.ops:
+            raised = self.effects.raises(op.at) if isinstance(op, Call) else frozenset()
+            if raised:
+                through = partial(_is_meant_for, raised)
+                way = path_by_what_is_raised(self.graph, followed.solution, node, held, op.at, through)
+                if way is not None:
+                    yield way
 
     def _kind(self, loss: Loss, path: list[Station], site: int) -> Loss:
         """An ordinary loss that needs an unlikely exception on the way is a loss by that exception."""
@@ -347,6 +378,14 @@ class Losses:
 
 
 ORDINARY = frozenset({Loss.RETURN, Loss.FALL_THROUGH, Loss.NEXT_TURN, Loss.REBOUND})
+
+
+def _is_meant_for(raised: Set[str], at: ast.AST) -> bool:
+    """Whether it is no handler, or one for that."""
+    named = caught_names(at) if isinstance(at, ast.ExceptHandler) else frozenset()
+    return not named or not named.isdisjoint(raised | ALL)
+
+
 IN_PASSING = frozenset({Loss.REBOUND, Loss.DELETED, Loss.OVERWRITTEN, Loss.DROPPED})
 """Losses that a `finally` can cause while an exception passes through it."""
 

@@ -7,12 +7,19 @@ from collections.abc import Iterator
 
 from auditor.project.code.modules import Function, last_part
 from auditor.project.meaning.recognise import Recogniser
-from auditor.project.meaning.written_raises import begins_later, is_own
+from auditor.project.meaning.written_raises import Raised, begins_later, is_own
+from auditor.source.nodes import walk
 
 MISUSE = re.compile(
     r"Clos|Shut|Stop|Invalid|Illegal|Unknown|Missing|NotFound|Bad[A-Z]|Corrupt|Broken|Malformed|Mismatch|Cancel"
 )
 """What is wrong with the question, with the thing, or with a pool that is no more, is no want."""
+
+OF_ALL_KINDS = re.compile(r"[A-Z][a-z]+Error")
+"""`StoreError` is raised for whatever may be wrong with the store."""
+
+COUNTING = re.compile(r"^_?(?:can|could|has|fits|is_full|enough)(?:_|$)|room|avail|free|headroom")
+"""Questions whether there is enough."""
 
 
 def raises_for_want(recogniser: Recogniser, function: Function, call: ast.Call, protocol: str) -> bool:
@@ -20,9 +27,16 @@ def raises_for_want(recogniser: Recogniser, function: Function, call: ast.Call, 
     lending = list(_lending(recogniser, function, call, protocol))
     if len(lending) != 1 or begins_later(function, lending[0], call):
         return False
+    if _says_none(lending[0]) or _counted_before(function, call):
+        return False
     raised = recogniser.written_raises.by(lending[0])
     foreseen = raised != recogniser.written_raises.uncaught(function, call, raised)
-    return not foreseen and any(is_own(each) and not MISUSE.search(each[0]) for each in raised)
+    return not foreseen and any(map(_is_for_want, raised))
+
+
+def _is_for_want(raised: Raised) -> bool:
+    name = raised[0]
+    return is_own(raised) and MISUSE.search(name) is None and OF_ALL_KINDS.fullmatch(name) is None
 
 
 def _lending(recogniser: Recogniser, function: Function, call: ast.Call, protocol: str) -> Iterator[Function]:
@@ -35,3 +49,26 @@ def _lending(recogniser: Recogniser, function: Function, call: ast.Call, protoco
     for half, (pair, _) in recogniser.acquiring.items():
         if pair.name == protocol and half.name == last_part(call.func):
             yield half
+
+
+def _says_none(lending: Function) -> bool:
+    """Who has nothing to lend is told so."""
+    returned = [node.value for node in lending.statements if isinstance(node, ast.Return)]
+    return any(value is None or isinstance(value, ast.Constant) for value in returned)
+
+
+def _counted_before(function: Function, call: ast.Call) -> bool:
+    """`if self.pool.num_free < need: return False`, `if self.can_allocate(need):`: there is enough for all of
+    them."""
+    asking = (node for node in function.statements if isinstance(node, ast.If | ast.While | ast.Assert))
+    tests = [node.test for node in asking if node.test.lineno <= call.lineno]
+    asked = (node for test in tests for node in walk(test) if isinstance(node, ast.Call))
+    if any(COUNTING.search(last_part(each.func)) for each in asked):
+        return True
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    pool = ast.unparse(call.func.value)
+    compared = (
+        part for test in tests for node in walk(test) if isinstance(node, ast.Compare) for part in walk(node)
+    )
+    return any(isinstance(part, ast.Attribute) and ast.unparse(part.value) == pool for part in compared)

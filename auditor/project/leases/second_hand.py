@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from auditor.flow.effects import Handle, Value
-from auditor.flow.lease import EXCEPTIONAL
+from auditor.flow.lease import EXCEPTIONAL, Loss
 from auditor.ir.ops import Path
 from auditor.project.code.bindings import assigned_by, awaited, given_to, root_of, ways
 from auditor.project.code.modules import Function
@@ -61,9 +61,11 @@ def _others(taker: Function, call: ast.Call) -> Iterator[tuple[Function, ast.Cal
                 yield method, other
 
 
-def without_exceptional(outcome: Outcome) -> Outcome:
-    """That whatever call fails gives back what others have queued is seldom meant."""
-    leaks = tuple(leak for leak in outcome.lease.leaks if leak.loss not in EXCEPTIONAL)
+def without_exceptional(outcome: Outcome, *, spelled_out: bool = False) -> Outcome:
+    """That whatever call fails gives back what others have queued is seldom meant; a failure that is
+    `spelled_out` may be."""
+    told = EXCEPTIONAL - {Loss.RAISE} if spelled_out else EXCEPTIONAL
+    leaks = tuple(leak for leak in outcome.lease.leaks if leak.loss not in told)
     return replace(outcome, lease=replace(outcome.lease, leaks=leaks))
 
 

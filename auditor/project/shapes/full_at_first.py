@@ -69,8 +69,20 @@ def given_at_first(begun: Sequence[FieldWork], name: str) -> bool:
 def given_to_a_pool(begun: Sequence[FieldWork], cls: Class | None, name: str, *, known: bool = False) -> bool:
     """The same of what is called a pool, or `known` as one: whoever makes one brings what it lends. What is
     to be done is not given back."""
-    called_so = cls is not None and (known or not POOLS.isdisjoint(split(cls.name)))
-    return called_so and not things_to_do(cls) and given_at_first(begun, name)
+    called_so = cls is not None and not POOLS.isdisjoint(split(cls.name))
+    known = known and not _is_one_object(begun, name)
+    return (called_so or known) and not things_to_do(cls) and given_at_first(begun, name)
+
+
+def _is_one_object(begun: Sequence[FieldWork], name: str) -> bool:
+    """`self.cache = cache` is no store that is filled."""
+    return any(
+        isinstance(target, ast.Attribute) and target.attr == name and isinstance(node.value, ast.Name)
+        for work in begun
+        for node in work.method.statements
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+    )
 
 
 def things_to_do(cls: Class | None, *fields: str) -> bool:
