@@ -26,7 +26,7 @@ from auditor.project.fields.families import Families
 from auditor.project.fields.fields import Fields, is_seen_to
 from auditor.project.fields.forgetting import for_good
 from auditor.project.fields.handed_on import handed_on
-from auditor.project.fields.taken_again import told_how_taken
+from auditor.project.fields.taken_again import told_how_taken, told_where_it_was_put
 from auditor.project.idle.losses import with_idle
 from auditor.project.leases.belief import disbelieved
 from auditor.project.leases.brought_to_contexts import brought_to_contexts, told_where_it_was_taken
@@ -374,9 +374,10 @@ class Analysis:
         self.recogniser.second_hand[call] = source
         self._follow(function, call, source)
 
-    def _follow_out_of_tables(self, found: Found) -> None:
+    def _follow_out_of_tables(self, found: dict[int, tuple[StoredField, ...]]) -> None:
         """What a method takes out of a table, and it or another gives back, where nobody has told of a loss
-        there, and none of its callers gives anything back. What is not lost has been acquired elsewhere."""
+        there, and none of its callers gives anything back. What is not lost has been acquired elsewhere; what
+        is, is told of the acquire that is known to put it there."""
         told = [drop.at for fields in found.values() for each in fields for drop in each.drops]
         for each in list(out_of_tables(self.recogniser)):
             known = id(each.call) in self.outcomes or each.call in self.recogniser.second_hand
@@ -390,7 +391,9 @@ class Analysis:
             owed = outcome is not None and (
                 bool(outcome.lease.released) or (each.believed and for_good(self.project, each.function))
             )
-            if outcome is not None and owed and loses_normally(outcome.lease):
+            if outcome is None or not (owed and loses_normally(outcome.lease)):
+                continue
+            if not told_where_it_was_put(found, outcome):
                 self.recogniser.second_hand[each.call] = each.source
                 self.outcomes[id(each.call)] = without_exceptional(outcome)
 

@@ -1,6 +1,7 @@
 """Types of names: what fields are declared and assigned as, what the bindings of a local agree on."""
 
 import ast
+from collections.abc import Iterator
 
 from auditor.project.code import annotations
 from auditor.project.code.annotations import Type, Written, named, type_named
@@ -241,16 +242,22 @@ class BoundTypes(Lineage):
                     types[name] = found
 
     def _given_by_makers(self, init: Function, cls: Class, name: str) -> Type | None:
-        """`Handle(self, index)` in a method of the pool: what the file's calls agree on that make such an
-        object."""
+        """`Handle(self, index)` in a method of the pool: what the calls agree on that make such an object in
+        its file, or in those beside it."""
         index = init.parameters.index(name) - 1 if name in init.parameters else len(init.parameters)
         types: set[Type] = set()
-        for maker, call in cls.module.makers(cls.name):
+        for maker, call in self._makers(cls):
             given = call.args[index] if 0 <= index < len(call.args) else None
             given = next((keyword.value for keyword in call.keywords if keyword.arg == name), given)
             found = self._guarded(("made", id(call), name), maker, given) if given is not None else None
             types |= {found} if isinstance(found, Class) else set()
         return types.pop() if len(types) == 1 else None
+
+    def _makers(self, cls: Class) -> Iterator[tuple[Function, ast.Call]]:
+        yield from cls.module.makers(cls.name)
+        for module in self.project.beside(cls.module, f"{cls.name}("):
+            if named(self.project, module, ast.Name(cls.name, ast.Load())) is cls:
+                yield from module.makers(cls.name)
 
     def _iterated(self, function: Function, value: ast.expr) -> Written | None:
         match value:

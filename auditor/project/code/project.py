@@ -3,12 +3,15 @@
 import ast
 import builtins
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from auditor.project.code.collect import read_module
 from auditor.project.code.modules import Class, Function, Module
 from auditor.source.newer_syntax import in_older_syntax
 from auditor.source.parse import Parse
+
+MANY_FILES = 64
+"""So many files of one folder are looked through for what makes objects of a class of theirs."""
 
 CALLED = re.compile(r"\.(\w++)\(")
 
@@ -25,6 +28,7 @@ class Project:
         self._callers: dict[str, list[str]] | None = None
         self._calling_both: dict[tuple[str, str], list[str]] = {}
         self._mentioning: dict[str, list[tuple[str, str]]] = {}
+        self._by_folder: dict[str, list[str]] | None = None
 
     def module(self, path: str) -> Module | None:
         """The parsed module; None where it could not be parsed (noted in `failed`)."""
@@ -60,6 +64,19 @@ class Project:
             found = [(path, text) for path, text in self.sources.items() if word in text]
             self._mentioning[word] = found
         return self._mentioning[word]
+
+    def beside(self, module: Module, word: str) -> Iterator[Module]:
+        """Other files of its folder, if they are not too many, that have the word in them."""
+        if self._by_folder is None:
+            self._by_folder = {}
+            for path in sorted(self.sources):
+                self._by_folder.setdefault(path.rpartition("/")[0], []).append(path)
+        near = self._by_folder.get(module.path.rpartition("/")[0], [])
+        for path in near if len(near) <= MANY_FILES else ():
+            if path != module.path and word in self.sources[path]:
+                other = self.module(path)
+                if other is not None:
+                    yield other
 
     def parsed(self) -> list[Module]:
         return [module for _, module in sorted(self._modules.items()) if module is not None]

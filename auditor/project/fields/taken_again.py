@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from auditor.flow.effects import Handle
-from auditor.flow.lease import EXCEPTIONAL, Leak, StoredField
+from auditor.flow.lease import EXCEPTIONAL, Leak, Loss, StoredField
 from auditor.ir.ops import ANY_ITEM, Path
 from auditor.model import Span
 from auditor.project.code.modules import Function
@@ -68,3 +68,25 @@ def told_how_taken(
 def _with_ways(field: StoredField, ways: Mapping[Span, tuple[Leak, Outcome]]) -> StoredField:
     drops = (replace(drop, trace=ways[drop.at][0].trace) if drop.at in ways else drop for drop in field.drops)
     return replace(field, drops=tuple(drops))
+
+
+def told_where_it_was_put(found: dict[int, tuple[StoredField, ...]], outcome: Outcome) -> bool:
+    """Whether acquires are known that put such entries into the table which this one came out of; the loss is
+    told of them then."""
+    taken, cls = outcome.call.func, outcome.function.cls
+    if cls is None or not isinstance(taken, ast.Attribute):
+        return False
+    path = f"{ast.unparse(taken.value).partition('.')[2]}[*]"
+    lost = next(leak for leak in outcome.lease.leaks if leak.loss not in EXCEPTIONAL)
+    drop = Leak(Loss.DROPPED, outcome.lease.span, lost.holder, lost.trace)
+    putting = [
+        (at, number)
+        for at, fields in sorted(found.items(), key=lambda each: [field.at for field in each[1]])
+        for number, stored in enumerate(fields)
+        if stored.field.owner == cls.name and stored.field.path == path and not stored.drops
+    ]
+    for at, number in putting:
+        fields = list(found[at])
+        fields[number] = replace(fields[number], drops=(drop,))
+        found[at] = tuple(fields)
+    return bool(putting)

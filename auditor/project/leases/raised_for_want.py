@@ -15,8 +15,8 @@ MISUSE = re.compile(
 )
 """What is wrong with the question, with the thing, or with a pool that is no more, is no want."""
 
-OF_ALL_KINDS = re.compile(r"[A-Z][a-z]+Error")
-"""`StoreError` is raised for whatever may be wrong with the store."""
+OF_ALL_KINDS = re.compile(r"([A-Z][a-z]+)Error")
+"""`StoreError` is raised in `metastore.py` for whatever may be wrong with the store."""
 
 COUNTING = re.compile(r"^_?(?:can|could|has|fits|is_full|enough)(?:_|$)|room|avail|free|headroom")
 """Questions whether there is enough."""
@@ -31,12 +31,14 @@ def raises_for_want(recogniser: Recogniser, function: Function, call: ast.Call, 
         return False
     raised = recogniser.written_raises.by(lending[0])
     foreseen = raised != recogniser.written_raises.uncaught(function, call, raised)
-    return not foreseen and any(map(_is_for_want, raised))
+    return not foreseen and any(_is_for_want(each, lending[0].module.path) for each in raised)
 
 
-def _is_for_want(raised: Raised) -> bool:
-    name = raised[0]
-    return is_own(raised) and MISUSE.search(name) is None and OF_ALL_KINDS.fullmatch(name) is None
+def _is_for_want(raised: Raised, path: str) -> bool:
+    broad = OF_ALL_KINDS.fullmatch(raised[0])
+    if broad is not None and broad[1].lower() in path.rpartition("/")[2]:
+        return False
+    return is_own(raised) and MISUSE.search(raised[0]) is None
 
 
 def _lending(recogniser: Recogniser, function: Function, call: ast.Call, protocol: str) -> Iterator[Function]:
