@@ -283,7 +283,7 @@ class Analysis:
         reached = [outcome for outcome in outcomes if outcome is not None]
         if source.second_hand or source.proposed:
             own = not source.second_hand
-            reached = [without_exceptional(outcome, spelled_out=own) for outcome in reached]
+            reached = [without_exceptional(outcome, for_want=own) for outcome in reached]
         for outcome, its in zip(reached, (source, *source.also), strict=False):
             if outcome.returned is not None and not function.is_context_manager:
                 if lists_what_it_counts(outcome):

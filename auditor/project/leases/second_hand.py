@@ -61,11 +61,14 @@ def _others(taker: Function, call: ast.Call) -> Iterator[tuple[Function, ast.Cal
                 yield method, other
 
 
-def without_exceptional(outcome: Outcome, *, spelled_out: bool = False) -> Outcome:
-    """That whatever call fails gives back what others have queued is seldom meant; a failure that is
-    `spelled_out` may be."""
-    told = EXCEPTIONAL - {Loss.RAISE} if spelled_out else EXCEPTIONAL
-    leaks = tuple(leak for leak in outcome.lease.leaks if leak.loss not in told)
+def without_exceptional(outcome: Outcome, *, for_want: bool = False) -> Outcome:
+    """That whatever call fails gives back what others have queued is seldom meant; it may be that another
+    acquire fails `for_want`."""
+    leaks = tuple(
+        leak
+        for leak in outcome.lease.leaks
+        if leak.loss not in EXCEPTIONAL or (for_want and leak.loss is Loss.RAISE and leak.failed is not None)
+    )
     return replace(outcome, lease=replace(outcome.lease, leaks=leaks))
 
 
