@@ -20,6 +20,12 @@ COPYING_OUT = frozenset({"copy", "clone", "tolist", "tobytes", "item"})
 """Methods of memory whose result shares none with it."""
 
 
+OF_TENSORS = re.compile(
+    r"[a-z]\w*[a-z0-9]_|view|reshape|narrow|flatten|squeeze|unsqueeze|to|cpu|cuda|float|half|numpy"
+)
+"""Methods of tensors whose result is a tensor: `zero_`, `copy_`, a view, another type. None ends anything."""
+
+
 class Perhaps(Amounts):
     """Places of which nobody can tell whether the lease is there."""
 
@@ -69,7 +75,8 @@ class Perhaps(Amounts):
         names = {
             op.target[0]
             for node, op in calls
-            if node != self.site and (node in self.trusted or len(op.receiver or ()) == 1)
+            if node != self.site
+            and (node in self.trusted or len(op.receiver or ()) == 1 or OF_TENSORS.fullmatch(op.method))
         }
         for op in self.graph.ops:
             if isinstance(op, Move | Await) and op.source[:1] == op.source and op.source[0] in names:

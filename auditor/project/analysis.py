@@ -44,7 +44,12 @@ from auditor.project.leases.once_each import told_of_repeats
 from auditor.project.leases.openers import keep_lost, made_as, openers, without_kept
 from auditor.project.leases.out_of_tables import out_of_tables
 from auditor.project.leases.received import callers_of
-from auditor.project.leases.second_hand import believe_receivers, second_hands, without_exceptional
+from auditor.project.leases.second_hand import (
+    believe_receivers,
+    of_a_proposed_pair,
+    second_hands,
+    without_exceptional,
+)
 from auditor.project.leases.seen_as_methods import Found, as_methods, told_as_functions
 from auditor.project.leases.shown_again import keep_what_is_shown
 from auditor.project.leases.wrapping import in_other_cases, lists_what_it_counts, told_otherwise, wraps
@@ -281,9 +286,10 @@ class Analysis:
             self.unfollowed.append(Failure(function.module.path, call.lineno, f"not followed: {reason}"))
             return
         reached = [outcome for outcome in outcomes if outcome is not None]
-        if source.second_hand or source.proposed:
-            own = not source.second_hand
-            reached = [without_exceptional(outcome, for_want=own) for outcome in reached]
+        if source.second_hand:
+            reached = [without_exceptional(outcome) for outcome in reached]
+        elif source.proposed:
+            reached = [of_a_proposed_pair(outcome, closing=True) for outcome in reached]
         for outcome, its in zip(reached, (source, *source.also), strict=False):
             if outcome.returned is not None and not function.is_context_manager:
                 if lists_what_it_counts(outcome):
@@ -343,6 +349,11 @@ class Analysis:
             for each in self._in_order()
         ]
         outcomes = [told_of_gaps(each) for each in closed_by_consumers(outcomes, self.calls)]
+        proposed = {pair.name for pair, _ in self.recogniser.acquiring.values() if pair.proposed}
+        outcomes = [
+            of_a_proposed_pair(each, closing=False) if each.acquisition.protocol in proposed else each
+            for each in outcomes
+        ]
         outcomes = [told_of_repeats(each, self.calls) for each in outcomes]
         outcomes = [self._left_to_others(each) for each in told_of_what_is_put_over(outcomes)]
         custom = customary((outcome.lease for outcome in outcomes), self._lines)

@@ -61,13 +61,21 @@ def _others(taker: Function, call: ast.Call) -> Iterator[tuple[Function, ast.Cal
                 yield method, other
 
 
-def without_exceptional(outcome: Outcome, *, for_want: bool = False) -> Outcome:
-    """That whatever call fails gives back what others have queued is seldom meant; it may be that another
-    acquire fails `for_want`."""
+def without_exceptional(outcome: Outcome) -> Outcome:
+    """That whatever call fails gives back what others have queued is seldom meant."""
+    leaks = tuple(leak for leak in outcome.lease.leaks if leak.loss not in EXCEPTIONAL)
+    return replace(outcome, lease=replace(outcome.lease, leaks=leaks))
+
+
+def of_a_proposed_pair(outcome: Outcome, *, closing: bool) -> Outcome:
+    """The same of what nobody is sure to lend, but where another acquire fails for want, and where a
+    generator is `closing`, as long as nobody knows of who breaks it off."""
     leaks = tuple(
         leak
         for leak in outcome.lease.leaks
-        if leak.loss not in EXCEPTIONAL or (for_want and leak.loss is Loss.RAISE and leak.failed is not None)
+        if leak.loss not in EXCEPTIONAL
+        or (leak.loss is Loss.RAISE and leak.failed is not None)
+        or (leak.loss is Loss.CLOSE and closing)
     )
     return replace(outcome, lease=replace(outcome.lease, leaks=leaks))
 

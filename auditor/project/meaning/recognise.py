@@ -48,7 +48,7 @@ from auditor.project.pools.none_beside import known_beside, zero_is_none
 from auditor.project.pools.plain_memory import lends_plain_memory
 from auditor.project.pools.renewing import renewing
 from auditor.project.pools.telling_fields import scalar_fields, telling_fields
-from auditor.project.shapes.from_zero import hands_out_zero
+from auditor.project.shapes.from_zero import hands_out_zero, hands_out_zero_of_module
 from auditor.project.shapes.reference_counts import counts_what_it_returns
 from auditor.protocols.protocol import Protocol
 from auditor.protocols.result_parts import part_of_result, same_as
@@ -91,7 +91,12 @@ class Recogniser(Releases):
         for half in pair.acquires:
             self.acquiring.setdefault(half.function, (pair, half))
             self._names.setdefault(half.function.name, []).append((pair, half))
-            if (cls := half.function.cls) and hands_out_zero(self.calls.model.lineage(cls), half.function):
+            cls = half.function.cls
+            if (
+                hands_out_zero(self.calls.model.lineage(cls), half.function)
+                if cls is not None
+                else hands_out_zero_of_module(half.function)
+            ):
                 self._numbering.add(half.function)
             for end in self._lent_or_keyed.endings(pair, half):
                 self._lent.add(half.function)

@@ -27,6 +27,25 @@ def hands_out_zero(family: Sequence[Class], method: Function) -> bool:
     return _Returned(methods, stores, set(_tables(begun))).is_zero(method)
 
 
+def hands_out_zero_of_module(function: Function) -> bool:
+    """The same of a function: `return _free.popleft()` of the module's `_free = deque(range(count))`."""
+    assigned = function.module.assigned
+    stores = {name for name in assigned if _begins_with_zero(assigned[name], function)}
+    returned = [node.value for node in function.statements if isinstance(node, ast.Return) and node.value]
+    given = [way for value in returned for each in _spelled(function, value) for way in ways(each)]
+    return any(
+        isinstance(each, ast.Call)
+        and isinstance(each.func, ast.Attribute)
+        and each.func.attr in ("pop", "popleft")
+        and getattr(each.func.value, "id", "") in stores
+        for each in given
+    )
+
+
+def _spelled(function: Function, value: ast.expr) -> list[ast.expr]:
+    return list(given_to(function, value.id)) if isinstance(value, ast.Name) else [value]
+
+
 def _filled_from_zero(work: FieldWork) -> Iterator[str]:
     own = work.method.owner or ""
     for target, value in assignments(work.method):
@@ -115,8 +134,13 @@ class _Returned:
         if any(node is value and name in self.stores for name, node in work.taken):
             return isinstance(value, ast.Call)
         match value:
-            case ast.Call(func=ast.Name(id="int" | "min" | "next" | "iter"), args=[inner]):
+            case ast.Call(func=ast.Name(id="int" | "min" | "next" | "iter"), args=[inner, *_]):
                 return own_attribute(inner, own) in self.stores or self._is_number(work, inner, depth)
+            case ast.GeneratorExp(
+                elt=ast.Name(id=number),
+                generators=[ast.comprehension(target=ast.Name(id=turn), iter=over)],
+            ):  # `next(i for i in range(self.n) if i not in self.busy)`
+                return number == turn and _begins_with_zero(over, work.method)
             case ast.Call(func=func) if (name := own_attribute(func, own)) in self.methods:
                 return self.is_zero(self.methods[name], depth + 1) if name is not None else False
             case ast.Subscript(value=store, slice=key) if not isinstance(key, ast.Slice):
