@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from auditor.flow.decisive import decisive
+from auditor.flow.effects import Handle
 from auditor.flow.follow import Followed
 from auditor.flow.held import Held
 from auditor.flow.lease import Leak, Loss
@@ -121,9 +122,14 @@ class Losses:
             leak = Leak(kind, at, _name_of(held), steps, failed, started, held.parted)
             wanted = kind is Loss.CALL and failed is not None and self._for_want(path)
             (for_want if wanted else found).append(leak)
-        if not any(leak.loss in ORDINARY for leak in found):
-            for_want = [replace(leak, loss=Loss.RAISE) for leak in for_want]
-        return [*for_want, *found]
+        begun = self.graph.ops[site]
+        acquisition = self.effects.acquisition(begun) if isinstance(begun, Call) else None
+        permit = (
+            acquisition is not None and acquisition.handle is Handle.RECEIVER
+        )  # it goes with what is returned
+        news = permit or not any(leak.loss in ORDINARY for leak in found)
+        told = (replace(each, loss=Loss.RAISE, failed=each.failed if news else None) for each in for_want)
+        return [*told, *found]
 
     def _likeliest(
         self, loss: Loss, followed: Followed, node: int, held: Held, site: int

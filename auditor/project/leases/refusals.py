@@ -96,9 +96,11 @@ def refusals(
     handed_on = acquired.handle is Handle.RECEIVER and not set(answers.values()) <= NOTHING
     refusing = {_text(node) for node in _refusing(function, acquire)}
     saying = (refusing | NOTHING if kept or handed_on else refusing) & NOTHING
-    failing = {node.lineno for node in function.statements if isinstance(node, ast.Raise) and node.exc}
+    passing = {node.lineno for node in function.statements if _passes_on(node)}
     permit = acquired.handle is Handle.RECEIVER  # nobody knows of one by a key
-    raised = tuple(leak for leak in leaks if permit and leak.loss is Loss.RAISE and leak.at.line in failing)
+    raised = tuple(
+        leak for leak in leaks if permit and leak.loss is Loss.RAISE and leak.at.line not in passing
+    )
     if answers and set(answers.values()) <= saying:
         return raised  # it always answers so
     if kept:
@@ -110,6 +112,11 @@ def refusals(
     untold = {id(leak) for leak in refused if leak.at.line in saying_so}
     untold |= set(map(id, raised))
     return tuple(leak for leak in leaks if leak.loss in silent or id(leak) in untold)
+
+
+def _passes_on(statement: ast.stmt) -> bool:
+    """Says nothing of its own: `raise`, `assert page`."""
+    return isinstance(statement, ast.Assert) or (isinstance(statement, ast.Raise) and statement.exc is None)
 
 
 def doubtful_lines(function: Function, calls: Calls, acquire: ast.Call, handed_on: bool = True) -> set[int]:
