@@ -404,7 +404,8 @@ class Analysis:
             )
             if outcome is None or not (owed and loses_normally(outcome.lease)):
                 continue
-            if not told_where_it_was_put(found, outcome):
+            acquired = [self.outcomes[id(call)] for call in each.put if id(call) in self.outcomes]
+            if not told_where_it_was_put(found, outcome, acquired):
                 self.recogniser.second_hand[each.call] = each.source
                 self.outcomes[id(each.call)] = without_exceptional(outcome)
 

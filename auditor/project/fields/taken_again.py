@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from auditor.flow.effects import Handle
-from auditor.flow.lease import EXCEPTIONAL, Leak, Loss, StoredField
+from auditor.flow.lease import EXCEPTIONAL, Field, Leak, Loss, StoredField
 from auditor.ir.ops import ANY_ITEM, Path
 from auditor.model import Span
 from auditor.project.code.modules import Function
@@ -70,15 +70,20 @@ def _with_ways(field: StoredField, ways: Mapping[Span, tuple[Leak, Outcome]]) ->
     return replace(field, drops=tuple(drops))
 
 
-def told_where_it_was_put(found: dict[int, tuple[StoredField, ...]], outcome: Outcome) -> bool:
-    """Whether acquires are known that put such entries into the table which this one came out of; the loss is
-    told of them then."""
+def told_where_it_was_put(
+    found: dict[int, tuple[StoredField, ...]], outcome: Outcome, acquired: Sequence[Outcome]
+) -> bool:
+    """Whether acquires are known that put such entries into the table which this one came out of, or what
+    lies in a field of theirs; the loss is told of them then."""
     taken, cls = outcome.call.func, outcome.function.cls
     if cls is None or not isinstance(taken, ast.Attribute):
         return False
     path = f"{ast.unparse(taken.value).partition('.')[2]}[*]"
     lost = next(leak for leak in outcome.lease.leaks if leak.loss not in EXCEPTIONAL)
     drop = Leak(Loss.DROPPED, outcome.lease.span, lost.holder, lost.trace)
+    for each in acquired:
+        stored = StoredField(Field(cls.name, path, "self"), each.lease.span, drops=(drop,))
+        found[id(each.call)] = (*found.get(id(each.call), ()), stored)
     putting = [
         (at, number)
         for at, fields in sorted(found.items(), key=lambda each: [field.at for field in each[1]])
@@ -89,4 +94,4 @@ def told_where_it_was_put(found: dict[int, tuple[StoredField, ...]], outcome: Ou
         fields = list(found[at])
         fields[number] = replace(fields[number], drops=(drop,))
         found[at] = tuple(fields)
-    return bool(putting)
+    return bool(putting or acquired)

@@ -13,6 +13,7 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from auditor.ir.ops import Path
 from auditor.ir.tables import GOING_OVER
 from auditor.project.code.bindings import assignments
 from auditor.project.code.modules import Function
@@ -22,15 +23,18 @@ from auditor.project.meaning.sites import functions_with
 from auditor.project.meaning.source import Source
 from auditor.project.meaning.summaries import said_absent
 from auditor.project.pools.halves import Pair
+from auditor.source.nodes import walk
 
 
 class TakenOut(NamedTuple):
-    """`believed`: it is another method that gives back what lies there."""
+    """`believed`: it is another method that gives back what lies there. `put`: acquires of what lies in the
+    field of each entry."""
 
     function: Function
     call: ast.Call
     source: Source
     believed: bool
+    put: tuple[ast.Call, ...]
 
 
 def out_of_tables(recogniser: Recogniser) -> Iterator[TakenOut]:
@@ -39,25 +43,29 @@ def out_of_tables(recogniser: Recogniser) -> Iterator[TakenOut]:
     found: list[TakenOut] = []
     for module in list(recogniser.calls.model.project.parsed()):
         for function, calls in functions_with(module, words) if ".pop" in module.text else ():
-            for container, pair, name in _given_back(recogniser, function, calls):
+            for container, pair, name, rest in _given_back(recogniser, function, calls):
                 if function.cls is None or function.cls in recogniser.pools:
                     continue  # its own stores `idle` asks about
+                put = tuple(each for own in _methods(function) for each in _put_with(own, container, rest))
+                if rest and not put:
+                    continue
                 for method in function.cls.methods.values():
                     for bound, call in _taken_out_of(method, container):
                         itself = method is function and bound == name
                         if not _come_together(method, bound):
-                            found.append(TakenOut(method, call, handed_over(pair, ()), not itself))
+                            found.append(TakenOut(method, call, handed_over(pair, rest), not itself, put))
     yield from sorted(found, key=lambda each: each.believed)
 
 
 def _given_back(
     recogniser: Recogniser, function: Function, calls: list[ast.Call]
-) -> Iterator[tuple[str, Pair, str]]:
-    """Containers of which an entry is given back, as they are written, and the name of that entry."""
+) -> Iterator[tuple[str, Pair, str, Path]]:
+    """Containers of which an entry is given back, or a field of one, as they are written, the name of that
+    entry and the field."""
     for thing, pair in given_back_in(recogniser, function, calls):
-        if len(thing) == 1:
+        if len(thing) == 1 or thing[1].startswith("."):
             for container in _containers(function, thing[0]):
-                yield container, pair, thing[0]
+                yield container, pair, thing[0], thing[1:]
     for call in calls:
         pairs = [
             recogniser.releasing[target][0]
@@ -66,11 +74,35 @@ def _given_back(
         ]
         for told in call.args[:1] if len(pairs) == 1 and lends(pairs[0]) else ():
             if (table := _table_of(function, told)) is not None:
-                yield table, pairs[0], ""
+                yield table, pairs[0], "", ()
+
+
+def _methods(function: Function) -> list[Function]:
+    return list(function.cls.methods.values()) if function.cls is not None else []
+
+
+def _put_with(method: Function, container: str, field: Path) -> Iterator[ast.Call]:
+    """`req.slot = self.bank.attach(name)`, and `self.running[req.id] = req`: no entry is without."""
+    entered = {
+        value.id
+        for target, value in assignments(method)
+        if isinstance(target, ast.Subscript) and isinstance(value, ast.Name)
+        if ast.unparse(target.value) == container
+    }
+    for target, value in assignments(method) if entered else ():
+        match target:
+            case ast.Attribute(value=ast.Name(id=name), attr=attr) if name in entered and isinstance(
+                value, ast.Call
+            ):
+                if (f".{attr}",) == field:
+                    yield value
 
 
 def _containers(function: Function, name: str) -> Iterator[str]:
-    """Those that it is taken out of, or that a loop goes over."""
+    """Those that it is taken out of, or that a loop goes over; of what it is told, those that it strikes it
+    off."""
+    if name in function.parameters:
+        yield from _struck_off(function, name)
     for target, value in assignments(function):
         if isinstance(target, ast.Name) and target.id == name and (table := _table_of(function, value)):
             yield table
@@ -82,6 +114,19 @@ def _containers(function: Function, name: str) -> Iterator[str]:
             ) if turn == name:
                 if (gone_over := _gone_over(function, over)) is not None and _is_field(function, gone_over):
                     yield ast.unparse(gone_over)
+
+
+def _struck_off(function: Function, name: str) -> Iterator[str]:
+    """`del self.running[req.id]`, `self.running.pop(req.id)`"""
+    for node in function.nodes:
+        match node:
+            case (
+                ast.Delete(targets=[ast.Subscript(value=table, slice=key)])
+                | ast.Call(func=ast.Attribute(value=table, attr="pop"), args=[key, *_])
+            ):
+                said = any(isinstance(each, ast.Name) and each.id == name for each in walk(key))
+                if said and _is_field(function, table):
+                    yield ast.unparse(table)
 
 
 def _gone_over(function: Function, over: ast.expr) -> ast.expr | None:
