@@ -399,10 +399,12 @@ class Analysis:
                 outcome = self._follower(each.function).outcome(each.call, each.source)
             except (TooLarge, TooManyStates, RecursionError):
                 continue  # of what is not followed nothing is said
-            owed = outcome is not None and (
-                bool(outcome.lease.released) or (each.believed and for_good(self.project, each.function))
-            )
-            if outcome is None or not (owed and loses_normally(outcome.lease)):
+            if outcome is None or not loses_normally(outcome.lease):
+                continue
+            itself = bool(outcome.lease.released)
+            if itself and each.put:
+                continue  # under a flag of the record, as it was taken under one
+            if not (itself or (each.believed and for_good(self.project, each.function))):
                 continue
             acquired = [self.outcomes[id(call)] for call in each.put if id(call) in self.outcomes]
             if not told_where_it_was_put(found, outcome, acquired):

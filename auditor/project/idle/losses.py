@@ -21,12 +21,14 @@ from auditor.ir.ops import Assume, Call, Edge, InPlace, Nop, Op, Path
 from auditor.model import Span, Step
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Class, Module, last_part
+from auditor.project.code.shared_state import OBJECT
 from auditor.project.idle.alone import lost_alone
 from auditor.project.idle.best_so_far import best_passed_over
 from auditor.project.idle.charged import charged_for_nothing
 from auditor.project.idle.counted import is_maker
 from auditor.project.idle.cut_short import cut_short
 from auditor.project.idle.objects_that_return import given_back_by_objects
+from auditor.project.idle.of_modules import pool_of_module
 from auditor.project.idle.placed import placed_stock, placed_takes
 from auditor.project.idle.reasons import (
     asks_how_many,
@@ -102,8 +104,10 @@ def may_lose_idle(text: str) -> bool:
 
 
 def lost_idle(lineage: Lineage, module: Module, lending: Set[Class] = frozenset()) -> Iterator[Lease]:
-    """Takes in methods of the module's classes that lose what they took."""
-    for _, cls in sorted(module.classes.items()):
+    """Takes in methods of the module's classes, and in its functions, that lose what they took."""
+    classes = [cls for _, cls in sorted(module.classes.items())]
+    of_functions = pool_of_module(module) if ".pop" in module.text else None
+    for cls in (*classes, *([of_functions] if of_functions is not None else [])):
         if "-= " in cls.text and "+= " in cls.text:
             yield from charged_for_nothing(cls, *begun_and_later(lineage, cls))
         stock = _stock_of(lineage, cls, lends=cls in lending) if _may_lose(lineage, cls) else None
@@ -347,10 +351,11 @@ class _Judge:
 
     def lease(self, leaks: tuple[Leak, ...]) -> Lease:
         """As if the store had lent it to its own class, which on other ways puts it back or hands it out."""
+        text = " ".join(ast.unparse(self.take.shown).split())
         return Lease(
             span=self._span(self.take.shown),
             symbol=self.function.qualname,
-            text=" ".join(ast.unparse(self.take.shown).split()),
+            text=text.replace(f"{OBJECT}.", "") if self.function.is_plain else text,
             protocol=self.store.cls.name,
             holder=self._holder(),
             leaks=leaks,
