@@ -71,6 +71,13 @@ def path_by_its_own_failure(
     return _stations(graph, origin, onward) if origin is not None else None
 
 
+def path_that_closes(graph: Graph, solution: Solution[State], node: int, held: State) -> list[Station] | None:
+    """The shortest path on which nothing happens but that a generator is closed at its `yield`; None if there
+    is none."""
+    origin, onward = _search(solution, (node, held), RAISING - {Edge.CLOSE})
+    return _stations(graph, origin, onward) if origin is not None else None
+
+
 def path_by_what_is_raised(
     graph: Graph,
     solution: Solution[State],

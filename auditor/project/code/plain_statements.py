@@ -4,6 +4,7 @@
     if (page := self.take()) is None:    # page = self.take(), and if page is None:
     if None is page:                     # if page is None:
     waiting = self.waiting               # self.waiting.popleft(), where waiting.popleft() stands
+    act.owner, act.uses = rank, 1        # act.owner = rank, and act.uses = 1
 
 Types are read where they stand, so an annotation stays; what it annotates is then a plain assignment to all
 who look for one. A local name is another word for the field only as long as nobody puts something else there:
@@ -19,6 +20,7 @@ from auditor.source.nodes import every_node, statements_below, walk
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 ANNOTATED = re.compile(r"^[ \t]+(?:\w+\.)?\w+[ \t]*:[^=\n]+=[^=]", re.MULTILINE)
+TOGETHER = re.compile(r"^[ \t]+\w+\.\w+, \w+\.\w+[^=\n]* = \w+, ", re.MULTILINE)
 NOTHING_FIRST = re.compile(r"\bNone (?:is|==|!=) ")
 OF_OWN = re.compile(r"^[ \t]+(\w+) = self\.\w+[ \t]*(?:#.*)?$", re.MULTILINE)
 
@@ -34,7 +36,7 @@ def write_plainly(tree: ast.Module, text: str) -> None:
         _put_first_what_is_asked(tree)
     functions = [node for node in every_node(tree) if isinstance(node, FunctionNode)]
     aliases = OF_OWN.search(text) is not None
-    if not (aliases or ":=" in text or ANNOTATED.search(text)):
+    if not (aliases or ":=" in text or ANNOTATED.search(text) or TOGETHER.search(text)):
         return
     for function in functions:
         for block in _blocks_of(function):
@@ -75,6 +77,11 @@ def _plain(statement: ast.stmt) -> Iterator[ast.stmt]:
             yield ast.copy_location(ast.Assign([shown], value), statement)
             statement.value = None
             yield statement
+        case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)) if (
+            _one_after_the_other(targets, values)
+        ):
+            for each, given in zip(targets, values, strict=True):
+                yield ast.copy_location(ast.Assign([each], given), statement)
         case ast.If(test=test) if (named := _named_first(test)) is not None:
             yield ast.copy_location(ast.Assign([named.target], named.value), named)
             read = ast.copy_location(ast.Name(named.target.id, ast.Load()), named.target)
@@ -82,6 +89,12 @@ def _plain(statement: ast.stmt) -> Iterator[ast.stmt]:
             yield statement
         case _:
             yield statement
+
+
+def _one_after_the_other(targets: list[ast.expr], values: list[ast.expr]) -> bool:
+    """Whether constants are given to several fields, so that the order tells nothing."""
+    plain = all(isinstance(each, ast.Attribute) for each in targets) and len(targets) == len(values)
+    return plain and all(isinstance(each, ast.Constant | ast.Name) for each in values)
 
 
 def _named_first(test: ast.expr) -> ast.NamedExpr | None:

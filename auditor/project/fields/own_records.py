@@ -24,6 +24,38 @@ def sees_to_its_records(recogniser: Releases, outcome: Outcome) -> bool:
     return any(_drains(recogniser, method, fields, outcome.acquisition.protocol) for method in others)
 
 
+def strikes_off_its_records(recogniser: Releases, outcome: Outcome) -> bool:
+    """Where all that knows of what is handed out are tables of the object that lends, off which its own end
+    strikes what it is told: `self.held.pop(lease.token)` in `surrender(lease)`."""
+    cls, own = outcome.function.cls, outcome.function.owner
+    fields = {path[1][1:] for path in outcome.beside if len(path) > 2 and path[0] == own}
+    if cls is None or not fields or any(path[0] != own for path in outcome.beside):
+        return False
+    protocol = outcome.acquisition.protocol
+    ends = [
+        method
+        for method in cls.methods.values()
+        if method in recogniser.releasing and recogniser.releasing[method][0].name == protocol
+    ]
+    return any(fields <= set(_struck_off(method)) for method in ends)
+
+
+def _struck_off(method: Function) -> Iterator[str]:
+    """The tables that it takes something out of which it looks up by what it is told."""
+    told = frozenset(own_parameters(method))
+    for node in method.nodes:
+        match node:
+            case (
+                ast.Delete(targets=[ast.Subscript(value=ast.Attribute(attr=field), slice=key)])
+                | ast.Call(
+                    func=ast.Attribute(value=ast.Attribute(attr=field), attr="pop" | "discard" | "remove"),
+                    args=[key, *_],
+                )
+            ):
+                if mentions(key, told, frozenset()):
+                    yield field
+
+
 def _drains(recogniser: Releases, method: Function, fields: set[str], protocol: str) -> bool:
     noted = {id(node) for node in method.nodes if isinstance(node, ast.Attribute) and node.attr in fields}
     if not noted:

@@ -5,7 +5,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 from auditor.flow.decisive import decisive
 from auditor.flow.effects import Handle
@@ -17,6 +17,7 @@ from auditor.flow.trace import (
     Station,
     path_by_its_own_failure,
     path_by_what_is_raised,
+    path_that_closes,
     shortest_path,
     span_of,
     tell,
@@ -103,6 +104,13 @@ class Losses:
             (*self._likeliest(loss, followed, node, held, site), node, held)
             for loss, node, held in followed.endings.lost
         ]
+        ways += [
+            (path, Loss.CLOSE, node, held)
+            for loss, node, held in followed.endings.lost
+            if loss is Loss.RAISE
+            and self._yields
+            and (path := path_that_closes(self.graph, followed.solution, node, held)) is not None
+        ]
         found: list[Leak] = []
         for_want: list[Leak] = []
         for path, kind, node, held in sorted(ways, key=lambda way: len(way[0])):
@@ -130,6 +138,10 @@ class Losses:
         news = permit or not any(leak.loss in ORDINARY for leak in found)
         told = (replace(each, loss=Loss.RAISE, failed=each.failed if news else None) for each in for_want)
         return [*told, *found]
+
+    @cached_property
+    def _yields(self) -> bool:
+        return any(edge is Edge.CLOSE for onward in self.graph.successors for _, edge in onward)
 
     def _likeliest(
         self, loss: Loss, followed: Followed, node: int, held: Held, site: int

@@ -5,7 +5,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import replace
 
 from auditor.flow.effects import Fate, Handle
-from auditor.flow.lease import EXCEPTIONAL
+from auditor.flow.lease import EXCEPTIONAL, Loss
 from auditor.ir.ops import Path
 from auditor.project.code.bindings import assignments, own_attribute
 from auditor.project.code.class_model import ClassModel
@@ -194,11 +194,13 @@ def _is_own(method: Function, call: ast.Call, name: str) -> bool:
 
 
 def keep_lost(outcomes: dict[int, Outcome]) -> None:
-    """Of such objects those are left that are lost with nothing raised, that whatever call fails closes the
-    client is seldom meant; and for now those in fields, over which another may be put."""
+    """Of such objects those are left that are lost with nothing raised, or by what is raised in so many
+    words: that whatever call fails closes the client is seldom meant; and for now those in fields, over
+    which another may be put."""
     for key, outcome in list(outcomes.items()):
         if outcome.acquisition.opened:
-            leaks = tuple(leak for leak in outcome.lease.leaks if leak.loss not in EXCEPTIONAL)
+            meant = EXCEPTIONAL - {Loss.RAISE}
+            leaks = tuple(leak for leak in outcome.lease.leaks if leak.loss not in meant)
             outcome.lease = replace(outcome.lease, leaks=leaks)
             if not (leaks or outcome.stored) or ends_with_the_process(outcome.function):
                 del outcomes[key]

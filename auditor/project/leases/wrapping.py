@@ -8,7 +8,7 @@ from auditor.flow.indirect import OVER
 from auditor.ir.ops import ANY_ITEM
 from auditor.project.code.candidates import ITERATORS
 from auditor.project.code.modules import Function
-from auditor.project.fields.own_records import sees_to_its_records
+from auditor.project.fields.own_records import sees_to_its_records, strikes_off_its_records
 from auditor.project.leases.made_for_caller import made_for_caller, shows_the_same
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.source import Source
@@ -51,6 +51,7 @@ def wraps(recogniser: Recogniser, function: Function, source: Source, outcome: O
         by_key=source.by_key,
         told=_told_key(function, source, outcome),
         fresh=lists_what_it_counts(outcome)
+        or (not outcome.stored and strikes_off_its_records(recogniser, outcome))
         or (
             not (outcome.stored or outcome.beside)
             and (

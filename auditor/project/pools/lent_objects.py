@@ -11,6 +11,7 @@ from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.pools.halves import LENDING, Half, Pair, hands_out
 from auditor.project.pools.queues import POOL_WORDS
 from auditor.project.shapes.field_work import field_work
+from auditor.project.shapes.full_at_first import AROUND
 from auditor.project.shapes.pool_state import REMOVERS, changes_state
 from auditor.protocols.vocabulary import (
     ACQUIRE_WORDS,
@@ -145,8 +146,16 @@ def stored_class(model: ClassModel, pool: Class, method: Function) -> Class | No
     return cls if cls is not None and "__del__" not in cls.methods else None
 
 
+def _copied(value: ast.expr, own: str) -> str | None:
+    """`all` of `list(self.all)`"""
+    match value:
+        case ast.Call(func=func, args=[inner]) if last_part(func) in AROUND:
+            return own_attribute(inner, own)
+    return None
+
+
 def element_class(model: ClassModel, pool: Class, attribute: str) -> Class | None:
-    """What the pool's own code puts into one of its lists."""
+    """What the pool's own code puts into one of its lists: `self.ready = list(self.all)` what is in that."""
     for each in pool.methods.values():
         own = each.owner or ""
         for node in each.statements:
@@ -157,6 +166,9 @@ def element_class(model: ClassModel, pool: Class, attribute: str) -> Class | Non
                     | ast.AnnAssign(target=target, value=ast.expr() as value)
                 ) if own_attribute(target, own) == attribute:
                     made = [inner for inner in walk(value) if isinstance(inner, ast.Call)]
+                    other = _copied(value, own)
+                    if other is not None and other != attribute:
+                        return element_class(model, pool, other)
                 case ast.Expr(
                     value=ast.Call(func=ast.Attribute(value=table, attr=way), args=[*_, given])
                 ) if way in FILLING and own_attribute(table, own) == attribute:
