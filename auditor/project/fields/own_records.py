@@ -32,15 +32,15 @@ def strikes_off_its_records(recogniser: Releases, outcome: Outcome) -> bool:
     if cls is None or not fields or any(path[0] != own for path in outcome.beside):
         return False
     protocol = outcome.acquisition.protocol
-    ends = [
-        method
-        for method in cls.methods.values()
-        if method in recogniser.releasing and recogniser.releasing[method][0].name == protocol
-    ]
-    return any(fields <= set(_struck_off(method)) for method in ends)
+    ends = (method for method in cls.methods.values() if is_its_end(recogniser, method, protocol))
+    return any(fields <= set(struck_off(method)) for method in ends)
 
 
-def _struck_off(method: Function) -> Iterator[str]:
+def is_its_end(recogniser: Releases, method: Function, protocol: str) -> bool:
+    return method in recogniser.releasing and recogniser.releasing[method][0].name == protocol
+
+
+def struck_off(method: Function) -> Iterator[str]:
     """The tables that it takes something out of which it looks up by what it is told."""
     told = frozenset(own_parameters(method))
     for node in method.nodes:

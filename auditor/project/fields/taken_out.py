@@ -37,7 +37,7 @@ from auditor.project.fields.handled_failures import lost_in_a_handler
 from auditor.project.fields.in_part import InPart
 from auditor.project.fields.moved_on import moves_on
 from auditor.project.fields.other_parts import asked_of_other_parts
-from auditor.project.fields.own_records import sees_to_its_records
+from auditor.project.fields.own_records import is_its_end, sees_to_its_records, struck_off
 from auditor.project.fields.partial import unpacked_from
 from auditor.project.fields.picked_out import is_made_of_its_own
 from auditor.project.fields.pools_anew import begins_its_pool_anew
@@ -82,6 +82,8 @@ class TakenOut(InPart):
             return
         if begins_its_pool_anew(self.recogniser, outcome, method):
             return
+        if is_its_end(self.recogniser, method, acquisition.protocol) and path[1][1:] in struck_off(method):
+            return  # `self.held.pop(lease.token)` in `surrender(lease)`
         ends = self.recogniser.ending_names(acquisition.protocol)
         if comes_back_by_word(outcome, family, ends) or is_filtered_after(method, path[1][1:], ends):
             return

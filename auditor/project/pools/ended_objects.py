@@ -187,12 +187,34 @@ def _tells_its_maker(model: ClassModel, maker: Maker, end: Function, begun: list
     """`self.quota._voided(self.amount)`, of the maker's own object, which undoes there what it has done."""
     pool = maker.function.cls
     own = {field for field, way in maker.leads.items() if way == (SELF,)}
-    return pool is not None and any(
-        _undoes(change, done, done.way) and done.did is not Did.SET
+    if pool is None:
+        return False
+    ended = [
+        (done, done.way)
         for told in _told_of_it(model, maker.made, pool, end, own)
         for done in all_changes(told)
-        for change in begun
+    ]
+    ended += _done_to_what_it_has(model, maker, pool, end, own)
+    return any(
+        _undoes(change, done, way) and done.did is not Did.SET for done, way in ended for change in begun
     )
+
+
+def _done_to_what_it_has(
+    model: ClassModel, maker: Maker, pool: Class, end: Function, own: Set[str]
+) -> Iterator[tuple[Change, Way]]:
+    """`self.cache._unref(self.item)`, of the entry that the maker has counted up, by its way there."""
+    for call in end.calls:
+        asked = call.func if isinstance(call.func, ast.Attribute) else None
+        if asked is None or own_attribute(asked.value, end.owner or "") not in own:
+            continue
+        told = model.method(pool, asked.attr)
+        for parameter, argument in zip(told.parameters[1:], call.args, strict=False) if told else ():
+            given = given_to(end, argument.id) if isinstance(argument, ast.Name) else iter([argument])
+            leads = [maker.leads.get(own_attribute(each, end.owner or "") or "") for each in given]
+            for done in all_changes(told) if told else ():
+                if done.way[0] == parameter:
+                    yield from ((done, (*way, *done.way[1:])) for way in leads if way is not None)
 
 
 def _told_of_it(
