@@ -111,6 +111,12 @@ class Losses:
             and self._yields
             and (path := path_that_closes(self.graph, followed.solution, node, held)) is not None
         ]
+        ways += [
+            (path, self._exceptional(path), node, held)
+            for loss, node, held in followed.endings.lost
+            if loss is Loss.RAISE
+            for path in self._by_what_is_raised(followed, node, held)
+        ]
         found: list[Leak] = []
         for_want: list[Leak] = []
         for path, kind, node, held in sorted(ways, key=lambda way: len(way[0])):
