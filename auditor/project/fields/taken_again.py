@@ -84,6 +84,8 @@ def told_where_it_was_put(
     for each in acquired:
         stored = StoredField(Field(cls.name, path, "self"), each.lease.span, drops=(drop,))
         found[id(each.call)] = (*found.get(id(each.call), ()), stored)
+    if acquired:
+        return True
     putting = [
         (at, number)
         for at, fields in sorted(found.items(), key=lambda each: [field.at for field in each[1]])
@@ -94,4 +96,4 @@ def told_where_it_was_put(
         fields = list(found[at])
         fields[number] = replace(fields[number], drops=(drop,))
         found[at] = tuple(fields)
-    return bool(putting or acquired)
+    return bool(putting)

@@ -52,6 +52,8 @@ def out_of_tables(recogniser: Recogniser) -> Iterator[TakenOut]:
                 for method in function.cls.methods.values():
                     for bound, call in _taken_out_of(method, container):
                         itself = method is function and bound == name
+                        if rest and _sees_to(recogniser, method, bound):
+                            continue
                         if not _come_together(method, bound):
                             found.append(TakenOut(method, call, handed_over(pair, rest), not itself, put))
     yield from sorted(found, key=lambda each: each.believed)
@@ -165,6 +167,12 @@ def _taken_out_of(method: Function, container: str) -> Iterator[tuple[str, ast.C
         taken = isinstance(value, ast.Call) and _table_of(method, value) == container
         if isinstance(target, ast.Name) and isinstance(value, ast.Call) and taken:
             yield target.id, value
+
+
+def _sees_to(recogniser: Recogniser, method: Function, record: str) -> bool:
+    """Whether it gives back something of the record, or tells others of it: what it leaves may be seen to."""
+    told = any(isinstance(arg, ast.Name) and arg.id == record for call in method.calls for arg in call.args)
+    return told or any(thing[0] == record for thing, _ in given_back_in(recogniser, method, method.calls))
 
 
 def _come_together(function: Function, name: str) -> bool:
