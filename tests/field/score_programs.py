@@ -185,6 +185,11 @@ SETS = (
     "ropespinners",
     "tinsmiths",
     "cordmakers",
+    "tallymen",
+    "wainwrights",
+    "bookbinders",
+    "fishmongers",
+    "chairmakers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

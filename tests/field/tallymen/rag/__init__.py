@@ -1,0 +1,4 @@
+from .search import Searcher
+from .segments import SegmentStore
+
+__all__ = ["Searcher", "SegmentStore"]

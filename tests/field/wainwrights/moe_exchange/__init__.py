@@ -1,0 +1,2 @@
+from .exchange import Exchange
+from .layer import ExpertLayer
