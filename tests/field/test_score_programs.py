@@ -248,7 +248,7 @@ KEPT = {
     "cordmakers": (229, 78, set[str]()),
     "tallymen": (236, 62, {"offload_staging.py:109", "tool_sandboxes.py:199"}),
     "wainwrights": (233, 54, {"evalfarm/leases.py:66", "moe_exchange/layer.py:16", "shard_reader.py:167"}),
-    "bookbinders": (248, 49, {"device_broker.py:214"}),
+    "bookbinders": (248, 50, {"device_broker.py:214"}),
     "fishmongers": (233, 51, {"pinned_staging.py:199", "prefill_relay/relay.py:96"}),
     "chairmakers": (223, 49, {"ppipe/comm.py:46"}),
 }

@@ -5,7 +5,7 @@ the field through objects of unknown type, so there the attribute's name decides
 something so named counts: a missed leak is better than a false one."""
 
 import ast
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import partial
 
@@ -26,6 +26,7 @@ from auditor.project.fields.ends_without import left_by_an_end
 from auditor.project.fields.entered_one_by_one import asks_what_others_set, gone_through_by_all, noted_in
 from auditor.project.fields.exits import ENTERS
 from auditor.project.fields.flag_turned import with_its_flag_turned
+from auditor.project.fields.flags_down_at_birth import ended_under_a_flag
 from auditor.project.fields.forgetting import (
     CLEANUP,
     CLOSING,
@@ -127,6 +128,7 @@ class Fields(CountsAtEnds):
                     or tuple(self._still_on_it(outcome))
                     or tuple(self._forgotten_on_a_way(outcome))
                     or tuple(self._set_to_none(outcome))
+                    or tuple(self._under_a_flag(outcome, fields))
                 )
                 fields += (*self._left_counted(outcome), *self._kept_when_refused(outcome))
                 fields += (*self._left_in_its_table(outcome), *self._with_its_flag_turned(outcome))
@@ -331,6 +333,11 @@ class Fields(CountsAtEnds):
         if partly and partly == released_by:
             field = Field(function.cls.qualname, "".join(path[1:])[1:])
             yield StoredField(field, outcome.lease.span, partly_by=tuple(partly))
+
+    def _under_a_flag(self, outcome: Outcome, fields: Sequence[StoredField]) -> Iterator[StoredField]:
+        cls = outcome.function.cls
+        for stored in fields if cls is not None else ():
+            yield from ended_under_a_flag(outcome, stored, list(self.family_of(cls)) if cls else [])
 
     def _entered_one_by_one(self, outcome: Outcome, key: Path) -> Iterator[StoredField]:
         """`table.pin(key)` and `self.pinned.append(key)` in `__enter__`, and an `__exit__` that passes some
