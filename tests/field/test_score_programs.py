@@ -176,7 +176,7 @@ KEPT = {
     "storekeepers": (325, 95, set[str]()),
     "messengers": (454, 131, {"p024.py:77", "p061.py:52", "p061.py:71", "p072.py:34"}),
     "salters": (223, 78, {"grammar_masks.py:115", "stream_gateway.py:45"}),
-    "fowlers": (225, 79, {"elastic/agent.py:54", "elastic/agent.py:65", "pipeline_stage.py:216"}),
+    "fowlers": (225, 78, {"elastic/agent.py:54", "elastic/agent.py:65", "pipeline_stage.py:216"}),
     "bowyers": (223, 77, {"feed_handler.py:225"}),
     "harpers": (223, 72, {"autotune_runs.py:164", "prefix_blocks.py:170"}),
     "lockkeepers": (222, 77, {"weight_broadcast.py:199"}),
