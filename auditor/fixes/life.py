@@ -101,8 +101,8 @@ def turns_back_if_none(statement: ast.stmt, holder: str) -> bool:
     match statement:
         case ast.If(test=test, body=body, orelse=[]) if isinstance(body[-1], EXITS):
             return _says_none(test, holder)
-        case ast.Assert(test=ast.Compare(left=ast.Name(id=name), ops=[ast.IsNot()], comparators=[other])):
-            return name == holder and isinstance(other, ast.Constant) and other.value is None
+        case ast.Assert(test=ast.Compare() as test):
+            return _is_held_against_none(test, holder, ast.IsNot)
         case ast.Assert(test=ast.Name(id=name)):
             return name == holder
     return False
@@ -123,10 +123,21 @@ def is_only_without(statement: ast.stmt, holder: str) -> bool:
 
 def _says_none(test: ast.expr, holder: str) -> bool:
     match test:
-        case ast.Compare(left=ast.Name(id=name), ops=[ast.Is()], comparators=[ast.Constant(value=None)]):
-            return name == holder
+        case ast.Compare():
+            return _is_held_against_none(test, holder, ast.Is)
         case ast.UnaryOp(op=ast.Not(), operand=ast.Name(id=name)):
             return name == holder
+    return False
+
+
+def _is_held_against_none(test: ast.Compare, holder: str, way: type[ast.cmpop]) -> bool:
+    """`x is None`, and `None is x`"""
+    match test:
+        case (
+            ast.Compare(left=ast.Name(id=name), ops=[op], comparators=[ast.Constant(value=None)])
+            | ast.Compare(left=ast.Constant(value=None), ops=[op], comparators=[ast.Name(id=name)])
+        ):
+            return name == holder and isinstance(op, way)
     return False
 
 
@@ -135,8 +146,8 @@ def says_held(test: ast.expr, holder: str) -> bool:
     match test:
         case ast.Name(id=name):
             return name == holder
-        case ast.Compare(left=ast.Name(id=name), ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
-            return name == holder
+        case ast.Compare():
+            return _is_held_against_none(test, holder, ast.IsNot)
         case ast.BoolOp(op=ast.And(), values=values):
             return any(says_held(value, holder) for value in values)
     return False

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from auditor.project.code.modules import Function, last_part
 from auditor.project.meaning.recognise import Recogniser
-from auditor.project.meaning.written_raises import Raised, begins_later, is_own
+from auditor.project.meaning.written_raises import Raised, begins_later, is_own, says_none
 from auditor.source.nodes import walk
 
 MISUSE = re.compile(
@@ -27,7 +27,7 @@ def raises_for_want(recogniser: Recogniser, function: Function, call: ast.Call, 
     lending = list(_lending(recogniser, function, call, protocol))
     if len(lending) != 1 or begins_later(function, lending[0], call):
         return False
-    if _says_none(lending[0]) or _counted_before(function, call):
+    if says_none(lending[0]) or _counted_before(function, call):
         return False
     raised = recogniser.written_raises.by(lending[0])
     foreseen = raised != recogniser.written_raises.uncaught(function, call, raised)
@@ -51,12 +51,6 @@ def _lending(recogniser: Recogniser, function: Function, call: ast.Call, protoco
     for half, (pair, _) in recogniser.acquiring.items():
         if pair.name == protocol and half.name == last_part(call.func):
             yield half
-
-
-def _says_none(lending: Function) -> bool:
-    """Who has nothing to lend is told so."""
-    returned = [node.value for node in lending.statements if isinstance(node, ast.Return)]
-    return any(value is None or isinstance(value, ast.Constant) for value in returned)
 
 
 def _counted_before(function: Function, call: ast.Call) -> bool:

@@ -56,12 +56,13 @@ class WrittenRaises:
         return frozenset(self._uncaught(function, node, raised))
 
     def _by_function(self, function: Function, farthest: int) -> Iterator[Raised]:
-        """`self.grab() if self.free else None` asks where it knows that it will get something."""
+        """`self.grab() if self.free else None` asks where it knows that it will get something, as does who
+        answers None where there is nothing."""
         for node in function.statements:
             if isinstance(node, ast.Raise):
                 yield from self._uncaught(function, node, self._by_statement(function, node, farthest))
         chosen = [node for node in function.nodes if isinstance(node, ast.IfExp)]
-        for call in function.calls:
+        for call in function.calls if not says_none(function) else ():
             if not any(_within(call, [node.body, node.orelse]) for node in chosen):
                 yield from self._uncaught(function, call, self.by_call(function, call, farthest))
 
@@ -98,6 +99,13 @@ class WrittenRaises:
             guards = guards if guards is not None else list(_guards_of(function, node))
             if not any(catches(guard, each) for guard in guards):
                 yield each
+
+
+def says_none(function: Function) -> bool:
+    """On one of its ways, in so many words."""
+    returned = [node.value for node in function.statements if isinstance(node, ast.Return)]
+    some = any(value is not None and not isinstance(value, ast.Constant) for value in returned)
+    return some and any(value is None or isinstance(value, ast.Constant) for value in returned)
 
 
 def begins_later(function: Function, target: Function, call: ast.Call) -> bool:
