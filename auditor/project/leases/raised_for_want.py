@@ -5,8 +5,10 @@ import ast
 import re
 from collections.abc import Iterator
 
+from auditor.project.code.bindings import assignments
 from auditor.project.code.modules import Function, last_part
 from auditor.project.meaning.recognise import Recogniser
+from auditor.project.meaning.summaries import said_absent
 from auditor.project.meaning.written_raises import Raised, begins_later, is_own, says_none
 from auditor.source.nodes import walk
 
@@ -27,7 +29,7 @@ def raises_for_want(recogniser: Recogniser, function: Function, call: ast.Call, 
     lending = list(_lending(recogniser, function, call, protocol))
     if len(lending) != 1 or begins_later(function, lending[0], call):
         return False
-    if says_none(lending[0]) or _counted_before(function, call):
+    if says_none(lending[0]) or _counted_before(function, call) or _expects_none(function, call):
         return False
     raised = recogniser.written_raises.by(lending[0])
     foreseen = raised != recogniser.written_raises.uncaught(function, call, raised)
@@ -51,6 +53,17 @@ def _lending(recogniser: Recogniser, function: Function, call: ast.Call, protoco
     for half, (pair, _) in recogniser.acquiring.items():
         if pair.name == protocol and half.name == last_part(call.func):
             yield half
+
+
+def _expects_none(function: Function, call: ast.Call) -> bool:
+    """`row = pool.take()`, `if row is None: break`: whoever wrote that thinks of no other answer."""
+    named = {
+        target.id
+        for target, value in assignments(function)
+        if isinstance(target, ast.Name) and (value.value if isinstance(value, ast.Await) else value) is call
+    }
+    asked = (node.test for node in function.statements if isinstance(node, ast.If))
+    return any(said_absent(test) in named for test in asked) if named else False
 
 
 def _counted_before(function: Function, call: ast.Call) -> bool:
