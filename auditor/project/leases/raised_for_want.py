@@ -12,10 +12,8 @@ from auditor.project.meaning.summaries import said_absent
 from auditor.project.meaning.written_raises import Raised, begins_later, is_own, says_none
 from auditor.source.nodes import walk
 
-MISUSE = re.compile(
-    r"Clos|Shut|Stop|Invalid|Illegal|Unknown|Missing|NotFound|Bad[A-Z]|Corrupt|Broken|Malformed|Mismatch|Cancel"
-)
-"""What is wrong with the question, with the thing, or with a pool that is no more, is no want."""
+MISUSE = re.compile(r"Clos|Shut|Stop|Invalid|Illegal|Unknown|Bad[A-Z]|Corrupt|Cancel")
+"""What is wrong with the question, with what lies on a disk, or with a pool that is no more, is no want."""
 
 OF_ALL_KINDS = re.compile(r"([A-Z][a-z]+)Error")
 """`StoreError` is raised in `metastore.py` for whatever may be wrong with the store."""
