@@ -336,8 +336,9 @@ class Fields(CountsAtEnds):
 
     def _under_a_flag(self, outcome: Outcome, fields: Sequence[StoredField]) -> Iterator[StoredField]:
         cls = outcome.function.cls
-        for stored in fields if cls is not None else ():
-            yield from ended_under_a_flag(outcome, stored, list(self.family_of(cls)) if cls else [])
+        family = list(self.family_of(cls)) if cls is not None else []
+        for stored in fields:
+            yield from ended_under_a_flag(outcome, stored, family)
 
     def _entered_one_by_one(self, outcome: Outcome, key: Path) -> Iterator[StoredField]:
         """`table.pin(key)` and `self.pinned.append(key)` in `__enter__`, and an `__exit__` that passes some
