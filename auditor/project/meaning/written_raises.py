@@ -44,7 +44,6 @@ class WrittenRaises:
             return frozenset()
         key = function, farthest
         if key not in self._known:
-            self._known[key] = frozenset()  # who asks itself raises nothing more by that
             self._known[key] = frozenset(self._by_function(function, farthest - 1))
         return self._known[key]
 

@@ -154,7 +154,7 @@ def _copied(value: ast.expr, own: str) -> str | None:
     return None
 
 
-def element_class(model: ClassModel, pool: Class, attribute: str) -> Class | None:
+def element_class(model: ClassModel, pool: Class, attribute: str, seen: tuple[str, ...] = ()) -> Class | None:
     """What the pool's own code puts into one of its lists: `self.ready = list(self.all)` what is in that."""
     for each in pool.methods.values():
         own = each.owner or ""
@@ -167,8 +167,8 @@ def element_class(model: ClassModel, pool: Class, attribute: str) -> Class | Non
                 ) if own_attribute(target, own) == attribute:
                     made = [inner for inner in walk(value) if isinstance(inner, ast.Call)]
                     other = _copied(value, own)
-                    if other is not None and other != attribute:
-                        return element_class(model, pool, other)
+                    if other is not None and other not in (attribute, *seen):
+                        return element_class(model, pool, other, (attribute, *seen))
                 case ast.Expr(
                     value=ast.Call(func=ast.Attribute(value=table, attr=way), args=[*_, given])
                 ) if way in FILLING and own_attribute(table, own) == attribute:
