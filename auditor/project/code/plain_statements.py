@@ -13,9 +13,10 @@ a function that sets the field, or calls an own method that does, keeps its name
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
-from auditor.source.nodes import every_node, statements_below, walk
+from auditor.source.nodes import HOLDERS, every_node, statements_below, statements_in, walk
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -34,17 +35,27 @@ def write_plainly(tree: ast.Module, text: str) -> None:
     """Rewrites the tree."""
     if NOTHING_FIRST.search(text):
         _put_first_what_is_asked(tree)
-    functions = [node for node in every_node(tree) if isinstance(node, FunctionNode)]
     aliases = OF_OWN.search(text) is not None
-    if not (aliases or ":=" in text or ANNOTATED.search(text) or TOGETHER.search(text)):
-        return
-    for function in functions:
+    others = ":=" in text or ANNOTATED.search(text) or TOGETHER.search(text)
+    functions = list(_functions(tree)) if aliases or others else []
+    for function in functions if others else ():
         for block in _blocks_of(function):
             block[:] = [plain for statement in block for plain in _plain(statement)]
     if aliases:
-        sets = {function.name: frozenset(_fields_set(function)) for function in functions}
+        sets = _FieldsSet(functions)
         for function in functions:
             _without_local_names(function, sets)
+
+
+def _functions(tree: ast.Module) -> Iterator[FunctionNode]:
+    """All of them, those within others as well: they are statements, and no expression is looked into."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        for node in statements_in(waiting.pop()):
+            if isinstance(node, FunctionNode):
+                yield node
+            if type(node) in HOLDERS:
+                waiting.append(node)
 
 
 def _put_first_what_is_asked(tree: ast.Module) -> None:
@@ -123,18 +134,34 @@ def _put_for(test: ast.expr, named: ast.NamedExpr, read: ast.Name) -> ast.expr:
 # Local names of a field -------------------------------------------------------------------------------------
 
 
-def _without_local_names(function: FunctionNode, sets: Mapping[str, frozenset[str]]) -> None:
+class _FieldsSet:
+    """The fields to which the functions of a name give a new value; few are ever asked for."""
+
+    def __init__(self, functions: Iterable[FunctionNode]) -> None:
+        self._functions: dict[str, list[FunctionNode]] = {}
+        for function in functions:
+            self._functions.setdefault(function.name, []).append(function)
+        self._known: dict[str, frozenset[str]] = {}
+
+    def by(self, name: str) -> frozenset[str]:
+        if name not in self._known:
+            nodes = chain.from_iterable(map(every_node, self._functions.get(name, ())))
+            self._known[name] = frozenset(
+                node.attr for node in nodes if isinstance(node, ast.Attribute) and _is_written(node)
+            )
+        return self._known[name]
+
+
+def _without_local_names(function: FunctionNode, sets: _FieldsSet) -> None:
     """`sets`: the fields that each function gives a new value, so that the name is of the old one."""
     arguments = [*function.args.posonlyargs, *function.args.args]
     own = arguments[0].arg if arguments else ""
-    if own != "self":
+    if own != "self" or not any(map(_names_own_field, statements_below(function))):
         return
     nodes = list(every_node(function))
     bound = Counter(node.id for node in nodes if isinstance(node, ast.Name) and _is_written(node))
     bound.update(node.arg for node in nodes if isinstance(node, ast.arg))
-    renewed = frozenset().union(
-        *(sets.get(name, frozenset()) for name in (function.name, *_own_calls(nodes)))
-    )
+    renewed = frozenset().union(*(sets.by(name) for name in (function.name, *_own_calls(nodes))))
     found: dict[str, ast.Attribute] = {}
     for block in _blocks_of(function):
         for at, statement in enumerate(block):
@@ -149,10 +176,11 @@ def _without_local_names(function: FunctionNode, sets: Mapping[str, frozenset[st
         _Spelled(found).visit(function)
 
 
-def _fields_set(function: FunctionNode) -> Iterator[str]:
-    for node in every_node(function):
-        if isinstance(node, ast.Attribute) and _is_written(node):
-            yield node.attr
+def _names_own_field(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Assign(targets=[ast.Name()], value=ast.Attribute(value=ast.Name(id="self"))):
+            return True
+    return False
 
 
 def _own_calls(nodes: list[ast.AST]) -> Iterator[str]:
