@@ -78,6 +78,16 @@ def statements_in(node: ast.AST) -> list[ast.AST]:
     return [child for name in _BLOCKS_OF[type(node)] for child in getattr(node, name)]
 
 
+def blocks_of(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The lists of statements right below a statement; of a lambda none."""
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(node, name, None)
+        if block.__class__ is list and block:
+            yield block
+    for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+        yield part.body
+
+
 def statements_below(root: ast.AST) -> Iterator[ast.stmt]:
     """All statements of a function or a block in source order, but for those of functions nested in it."""
     body = getattr(root, "body", [])

@@ -11,7 +11,7 @@ from auditor.project.code.method_aliases import write_aliases
 from auditor.project.code.modules import Class, Function, Module
 from auditor.project.code.plain_statements import write_plainly
 from auditor.project.code.spelled_out import spell_out
-from auditor.source.nodes import HOLDERS
+from auditor.source.nodes import HOLDERS, blocks_of
 
 
 def read_module(path: str, text: str, tree: ast.Module) -> Module:
@@ -61,7 +61,7 @@ class _Collector:
                 ):
                     self.module.assigned.setdefault(name, value)
                 case _ if type(node) in HOLDERS:  # most statements hold no others
-                    for block in _blocks(node):
+                    for block in blocks_of(node):
                         self.statements(block, prefix, cls, parent)
 
     def _function(
@@ -110,17 +110,6 @@ def _defaults(args: ast.arguments) -> Iterator[tuple[str, ast.expr | None]]:
         yield arg.arg, default
     for arg, keyword_default in zip(args.kwonlyargs, args.kw_defaults, strict=True):
         yield arg.arg, keyword_default
-
-
-def _blocks(node: ast.stmt) -> Iterator[list[ast.stmt]]:
-    for name in ("body", "orelse", "finalbody"):
-        block = getattr(node, name, None)
-        if block:
-            yield block
-    for handler in getattr(node, "handlers", ()):
-        yield handler.body
-    for case in getattr(node, "cases", ()):
-        yield case.body
 
 
 def imported_names(node: ast.Import | ast.ImportFrom, package: list[str]) -> dict[str, str]:

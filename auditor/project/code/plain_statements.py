@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from auditor.source.nodes import HOLDERS, every_node, statements_below, statements_in, walk
+from auditor.source.nodes import HOLDERS, blocks_of, every_node, statements_below, statements_in, walk
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -71,14 +71,8 @@ def _blocks_of(function: FunctionNode) -> Iterator[list[ast.stmt]]:
     """The function's own, and those of its statements; functions within it are asked for themselves."""
     yield function.body
     for statement in list(statements_below(function)):
-        if isinstance(statement, (FunctionNode, ast.ClassDef)):
-            continue
-        for name in ("body", "orelse", "finalbody"):
-            block = getattr(statement, name, None)
-            if block:
-                yield block
-        for part in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
-            yield part.body
+        if not isinstance(statement, (FunctionNode, ast.ClassDef)):
+            yield from blocks_of(statement)
 
 
 def _plain(statement: ast.stmt) -> Iterator[ast.stmt]:

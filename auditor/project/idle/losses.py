@@ -27,6 +27,7 @@ from auditor.project.idle.best_so_far import best_passed_over
 from auditor.project.idle.charged import charged_for_nothing
 from auditor.project.idle.counted import is_maker
 from auditor.project.idle.cut_short import cut_short
+from auditor.project.idle.ended_things import ENDING, ended_stock, tells_no_end
 from auditor.project.idle.objects_that_return import given_back_by_objects
 from auditor.project.idle.of_modules import pool_of_module
 from auditor.project.idle.placed import placed_stock, placed_takes
@@ -39,6 +40,7 @@ from auditor.project.idle.reasons import (
     speaks_of_books,
     suits_others,
 )
+from auditor.project.idle.remainders import may_cut_holes, remainders
 from auditor.project.idle.setting import TakenHere
 from auditor.project.idle.shelves import shelf_of
 from auditor.project.idle.stock import Stock, begun_and_later, filled_by_others, puts_back, stock_of
@@ -85,10 +87,16 @@ def with_idle(
     `lending`; nothing is lost twice, and what is lost without an exception is told rather than what is lost
     by one."""
     texts = lineage.project.sources
-    modules = [lineage.project.module(path) for path in paths if may_lose_idle(texts[path])]
-    found = {
-        lease.span: lease for module in modules if module for lease in lost_idle(lineage, module, lending)
-    }
+    found: dict[Span, Lease] = {}
+    for path in paths:
+        pools, holes = may_lose_idle(texts[path]), may_cut_holes(texts[path])
+        module = lineage.project.module(path) if pools or holes else None
+        if module is not None:
+            lost = [
+                *(lost_idle(lineage, module, lending) if pools else ()),
+                *(remainders(module) if holes else ()),
+            ]
+            found |= {lease.span: lease for lease in lost}
     for lease in leases:
         own = found.get(lease.span)
         by_exception = bool(lease.leaks) and own is not None and not loses_normally(own)
@@ -110,13 +118,15 @@ def lost_idle(lineage: Lineage, module: Module, lending: Set[Class] = frozenset(
     for cls in (*classes, *([of_functions] if of_functions is not None else [])):
         if "-= " in cls.text and "+= " in cls.text:
             yield from charged_for_nothing(cls, *begun_and_later(lineage, cls))
-        stock = _stock_of(lineage, cls, lends=cls in lending) if _may_lose(lineage, cls) else None
-        if stock is None:
+        if not _may_lose(lineage, cls):
             continue
-        own = [work for work in stock.works if work.method.cls is cls and not work.method.is_abstract]
-        lost = [*lost_alone(stock), *(lease for work in own for lease in _lost_by(stock, work))]
-        if lost and not filled_by_others(stock, lineage.project.sources.values()):
+        stock = _stock_of(lineage, cls, lends=cls in lending)
+        lost = [*lost_alone(stock), *_lost_of(stock)] if stock is not None else []
+        if stock is not None and lost and not filled_by_others(stock, lineage.project.sources.values()):
             yield from lost
+        if ENDING.search(cls.text) and (ended := ended_stock(cls, begun_and_later(lineage, cls)[1])):
+            told = {lease.span for lease in lost}
+            yield from (lease for lease in _lost_of(ended) if lease.span not in told)
 
 
 def _stock_of(lineage: Lineage, cls: Class, *, lends: bool) -> Stock | None:
@@ -132,6 +142,13 @@ def _may_lose(lineage: Lineage, cls: Class) -> bool:
             any(may_lose_idle(each.text) for each in lineage.lineage(cls)) or bool(given_back_by_objects(cls))
         )
     )
+
+
+def _lost_of(stock: Stock) -> Iterator[Lease]:
+    """By the class's own methods."""
+    for work in stock.works:
+        if work.method.cls is stock.cls and not work.method.is_abstract:
+            yield from _lost_by(stock, work)
 
 
 def _lost_by(stock: Stock, work: FieldWork) -> Iterator[Lease]:
@@ -198,6 +215,8 @@ class _Judge:
     # Whether it is one --------------------------------------------------------------------------------------
 
     def _is_fault(self, ends: Ends, loss: Loss, held: Untouched, path: list[Station]) -> bool:
+        if self.store.ends:
+            return loss is not Loss.RAISE and self._is_left_unended(held)
         if loss is not Loss.RAISE and self.here.is_dropped_uncounted:
             return True
         if held.asked < 0 or held.doubted:
@@ -230,6 +249,12 @@ class _Judge:
         kept = held.boxed and puts_back(self.work, named, frozenset(), self.store.fields)
         hands_out = ends.handed_out or self.work.hands_out({id(self.take.shown)}) or self._is_booked()
         return good and (hands_out or kept or self._keeps_all())
+
+    def _is_left_unended(self, held: Untouched) -> bool:
+        test = self.here.tests.get(id(self.graph.ops[held.asked].at)) if held.asked >= 0 else None
+        names = held.roots | ({self.take.name} - {""})
+        about_it = test is not None and any(getattr(node, "id", None) in names for node in walk(test))
+        return test is not None and about_it and not held.boxed and tells_no_end(test)
 
     def _is_passed_over(self, ends: Ends, held: Untouched) -> bool:
         """Where the others go back or out; what is found out about one may be that it is nowhere else."""

@@ -1,6 +1,7 @@
 """What the way of one taken object depends on: which calls only ask about it, which names may hold it."""
 
 import ast
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Set
@@ -21,7 +22,7 @@ from auditor.project.shapes.full_at_first import INITIAL
 from auditor.project.shapes.name_bindings import bound_by
 from auditor.project.shapes.pool_state import changes_state
 from auditor.protocols.vocabulary import split
-from auditor.source.nodes import walk
+from auditor.source.nodes import blocks_of, walk
 
 GONE = frozenset({"dropped", "drops", "discarded", "discards", "evicted", "evictions", "scrapped", "thrown",
                   "made", "created", "live", "lost", "out", "size", "total", "left"})  # fmt: skip
@@ -119,7 +120,8 @@ class TakenHere:
         return False
 
     def _only_counts(self, at: ast.AST) -> bool:
-        """`self.fallbacks += 1`, which nothing asks; `self.retired += 1` tells that it is gone for good."""
+        """`self.fallbacks += 1`, which nothing asks; `self.retired += 1` tells that it is gone for good, but
+        for one that has to be ended."""
         match at:
             case ast.AugAssign(target=ast.Attribute(attr=name), op=ast.Add(), value=ast.Constant()):
                 asked = any(
@@ -127,7 +129,7 @@ class TakenHere:
                     for method in self.store.cls.methods.values()
                     for node in method.nodes
                 )
-                return not asked and (BOOKS | WORN | GONE).isdisjoint(split(name))
+                return not asked and (self.store.ends or (BOOKS | WORN | GONE).isdisjoint(split(name)))
         return False
 
     def _counts_its_first_user(self, at: ast.AST) -> bool:
@@ -278,8 +280,21 @@ class TakenHere:
     def stays_near(self, name: str) -> bool:
         if not self.loops:
             return True
-        inside = {id(node) for node in walk(max(self.loops, key=lambda node: node.lineno))}
-        return all(id(node) in inside for node in self._reads_of(name))
+        loop = max(self.loops, key=lambda node: node.lineno)
+        inside = {id(node) for node in walk(loop)}
+        another = self._named_anew_after(loop, name)
+        return all(id(node) in inside or node.lineno > another for node in self._reads_of(name))
+
+    def _named_anew_after(self, loop: ast.stmt, name: str) -> float:
+        """The line from which on, behind the loop, it names another one: `conn = await self._dial()`."""
+        holders = [*self.function.statements, self.function.node] if len(self.loops) == 1 else []
+        bodies = (block for each in holders for block in blocks_of(each) if loop in block)
+        for statement in (later for block in bodies for later in block[block.index(loop) + 1 :]):
+            match statement:
+                case ast.Assign(targets=[ast.Name(id=bound)], value=value) if bound == name:
+                    read = any(isinstance(node, ast.Name) and node.id == name for node in walk(value))
+                    return math.inf if read else statement.lineno
+        return math.inf
 
     @cached_property
     def loops(self) -> list[ast.For | ast.While | ast.AsyncFor]:

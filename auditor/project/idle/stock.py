@@ -31,7 +31,8 @@ class Stock:
     `full` those of the stores that are filled at first; `replaces` tells that it puts something new in the
     place of what it will not use again; `marks` are fields with the way in which a place is marked that is
     lent; `makes_more` tells that it makes new things without end where a store is empty, `alone` that it made
-    all of them for these stores, so that nobody else knows one that is in none of them."""
+    all of them for these stores, so that nobody else knows one that is in none of them, `ends` that nothing
+    is known of them but that the class ends what it does not keep."""
 
     cls: Class
     fields: frozenset[str]
@@ -45,6 +46,7 @@ class Stock:
     marks: frozenset[tuple[str, bool]] = frozenset()
     makes_more: bool = False
     alone: bool = False
+    ends: bool = False
 
     @cached_property
     def idle_marks(self) -> frozenset[str]:
