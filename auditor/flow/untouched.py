@@ -94,6 +94,9 @@ class Setting(Protocol):
     def says_nothing(self, op: InPlace | Store) -> bool:
         """Whether it counts something new, or takes a mark off what has come back."""
 
+    def renews_store(self, op: Store) -> bool:
+        """Whether it puts another list in the place of a store."""
+
     def leaves_it(self, op: Call | Store, places: Set[Path]) -> bool:
         """Whether it works on the object, and gives nobody else hold of it."""
 
@@ -296,7 +299,7 @@ class Forgetting:
         if held.names(op.source) or held.names(op.target) or held.is_spelled_in(op.at):
             self.ends.passed_on = True
             return None
-        return None if op.target[0] == self.setting.own else held
+        return None if op.target[0] == self.setting.own and not self.setting.renews_store(op) else held
 
     def _touches(self, op: Op, held: Untouched) -> bool:
         """Whether any other operation has to do with it, or sets the object's fields."""

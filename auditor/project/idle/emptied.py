@@ -5,7 +5,7 @@ import ast
 from collections.abc import Iterator
 
 from auditor.project.code.bindings import given_to, gone_through, own_attribute
-from auditor.project.code.modules import last_part
+from auditor.project.code.modules import Function, last_part
 from auditor.project.shapes.field_work import FieldWork
 from auditor.project.shapes.full_at_first import AROUND
 
@@ -21,8 +21,18 @@ def emptied_into(work: FieldWork, thing: ast.expr, steps: int = STEPS) -> Iterat
         case ast.Call(func=func, args=[inner]) if last_part(func) in AROUND:
             yield from emptied_into(work, inner, steps)
         case ast.Name(id=name) if steps:
-            for value in (*gone_through(work.method, name), *given_to(work.method, name)):
+            parts = _gone_through_in_parts(work.method, name)
+            for value in (*gone_through(work.method, name), *parts, *given_to(work.method, name)):
                 yield from emptied_into(work, value, steps - 1)
+
+
+def _gone_through_in_parts(function: Function, name: str) -> Iterator[ast.expr]:
+    """`for until, port in self.quarantine:`"""
+    for node in function.statements:
+        match node:
+            case ast.For(target=ast.Tuple(elts=elements), iter=over):
+                if any(isinstance(each, ast.Name) and each.id == name for each in elements):
+                    yield over
 
 
 def _is_emptied(work: FieldWork, name: str) -> Iterator[bool]:

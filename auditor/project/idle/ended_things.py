@@ -43,7 +43,10 @@ def ended_stock(cls: Class, later: Sequence[FieldWork]) -> Stock | None:
 
 
 def tells_no_end(test: ast.expr) -> bool:
-    """Whether the condition neither says that the thing has ended, nor that somebody else has it."""
+    """Whether the condition neither says that there is nothing, nor that the thing has ended, nor that
+    somebody else has it."""
+    if any(isinstance(node, ast.Constant) and node.value is None for node in walk(test)):
+        return False
     nodes = (node for node in walk(test) if isinstance(node, ast.Name | ast.Attribute))
     words = {word.lower() for node in nodes for word in split(getattr(node, "attr", getattr(node, "id", "")))}
     return words.isdisjoint(ENDED | KNOWN_ELSEWHERE)

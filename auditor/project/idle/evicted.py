@@ -2,6 +2,7 @@
 `return self.slot_of.pop(victim)` otherwise. Nobody gives anything back to such a pool; what is not in the
 table is never taken out of it again."""
 
+import ast
 from collections.abc import Sequence, Set
 
 from auditor.project.code.bindings import own_attribute, ways
@@ -24,11 +25,16 @@ def evicted_tables(works: Sequence[FieldWork], full: Set[str]) -> frozenset[str]
 
 
 def _taken_instead(work: FieldWork, full: Set[str]) -> set[str]:
-    """It returns what it takes out of the store, or out of one of these."""
-    returned = {id(way) for value in work.returned for way in ways(value)}
-    if not returned & taken_ids(work, full):
+    """It returns what it takes out of the store, or out of one of these; of a record that it strikes off a
+    table the number that is in it, `return victim.row`."""
+    returned = [way for value in work.returned for way in ways(value)]
+    ids = {id(way) for way in returned}
+    if not ids & taken_ids(work, full):
         return set()
-    return {name for name, node in work.taken if name not in full and id(node) in returned}
+    found = {name for name, node in work.taken if name not in full and id(node) in ids}
+    if any(isinstance(way, ast.Attribute) and isinstance(way.value, ast.Name) for way in returned):
+        found |= {name for name, _ in work.removed if name not in full}
+    return found
 
 
 def _taken_by(work: FieldWork, takers: dict[str, set[str]], table: str) -> tuple[Set[str], Set[int]]:

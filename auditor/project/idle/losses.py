@@ -216,7 +216,7 @@ class _Judge:
 
     def _is_fault(self, ends: Ends, loss: Loss, held: Untouched, path: list[Station]) -> bool:
         if self.store.ends:
-            return loss is not Loss.RAISE and self._is_left_unended(held)
+            return loss is not Loss.RAISE and self._is_left_unended(ends, loss, held, path)
         if loss is not Loss.RAISE and self.here.is_dropped_uncounted:
             return True
         if held.asked < 0 or held.doubted:
@@ -225,6 +225,8 @@ class _Judge:
             return self._is_passed_over(ends, held)
         if loss is Loss.RAISE and all(station.edge is not Edge.RAISE for station in path):
             return False
+        if loss is Loss.RAISE and not held.boxed and self._is_raised_for_another_reason(ends, held):
+            return True
         if self.store.counters and self._is_replaced(path):
             return False
         if self.store.makes_more and hands_out_new(
@@ -250,7 +252,19 @@ class _Judge:
         hands_out = ends.handed_out or self.work.hands_out({id(self.take.shown)}) or self._is_booked()
         return good and (hands_out or kept or self._keeps_all())
 
-    def _is_left_unended(self, held: Untouched) -> bool:
+    def _is_raised_for_another_reason(self, ends: Ends, held: Untouched) -> bool:
+        """`if self.phase is not OPEN: raise Closed`, which says nothing about what was taken; on other ways
+        somebody has it then."""
+        asked = self.graph.ops[held.asked]
+        test = self.here.tests.get(id(asked.at)) if isinstance(asked, Assume) else None
+        names = held.roots | ({self.take.name} - {""})
+        if test is None or any(getattr(node, "id", None) in names for node in walk(test)):
+            return False
+        return ends.handed_out or ends.passed_on or self._is_booked()
+
+    def _is_left_unended(self, ends: Ends, loss: Loss, held: Untouched, path: list[Station]) -> bool:
+        if held.asked >= 0 and isinstance(self.graph.ops[held.asked], Call):
+            return self._caught(ends, loss, path)
         test = self.here.tests.get(id(self.graph.ops[held.asked].at)) if held.asked >= 0 else None
         names = held.roots | ({self.take.name} - {""})
         about_it = test is not None and any(getattr(node, "id", None) in names for node in walk(test))

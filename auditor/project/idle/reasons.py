@@ -97,6 +97,7 @@ def is_its_own(stock: Stock, function: Function, test: ast.expr, taking: ast.exp
     exprs = (node for node in asked.nodes if isinstance(node, ast.expr))
     fields = {own_attribute(node, function.owner or "") for node in exprs} - {None}
     books = asked.words & BOOKS - {"free", "count"}
+    fields = {name for name in fields if name is not None and _changes(stock, name)}
     return asked.known and not books and fields <= stock.fields | stock.memory
 
 

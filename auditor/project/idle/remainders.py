@@ -144,10 +144,14 @@ def _handed_out(function: Function, block: Sequence[ast.stmt], cut: _Cut) -> ast
         for node in function.nodes
         if getattr(node, "lineno", 0) > line
     )
+    noted: set[str] = set()
     for statement in after if not renamed else ():
-        if isinstance(statement, ast.Return) and statement.value is not None:
-            names = set(_names(statement.value))
-            return statement if names & cut.wanted and not _is_whole(function, statement.value, cut) else None
+        match statement:
+            case ast.Assign(targets=[ast.Subscript(slice=ast.Name(id=part))], value=ast.Name(id=size)):
+                noted |= {size} if part in cut.parts else set()  # `self.live[offset] = wanted`
+            case ast.Return(value=ast.expr() as value):
+                names = noted | set(_names(value))
+                return statement if names & cut.wanted and not _is_whole(function, value, cut) else None
     return None
 
 

@@ -42,6 +42,9 @@ ASKING = re.compile(
     r"|validate|test)(?:_|$)|_*isn?(?=[A-Z])"
 )
 READING = frozenset({"values", "items", "keys", "get", "count", "copy"})
+ORDERING = frozenset({"sort", "reverse", "shuffle", "heapify", "rotate"})
+"""Ways to change the order of what lies in a store: what was taken out of it is not among that."""
+
 WAKING = frozenset({"notify", "notify_all", "acquire", "release", "locked", "wait"})
 ENDING_IT = re.compile(
     r"close|stop|shut|releas|free|finish|termin|exit|destroy|dispos|kill|cancel|evict|reset|delet|put"
@@ -104,6 +107,10 @@ class TakenHere:
     def is_rotation(self) -> bool:
         """Whether the store is gone through once, from its beginning to its end."""
         return is_gone_through_once(self.loops, self.take.shown, self.own)
+
+    def renews_store(self, op: Store) -> bool:
+        """`self.free = kept`"""
+        return len(op.target) == 2 and op.target[1].lstrip(".") in self.store.fields
 
     def leaves_it(self, op: Call | Store, places: Set[Path]) -> bool:
         if not self.is_rotation:
@@ -174,7 +181,11 @@ class TakenHere:
         if (name in LOGGING and is_quiet(call.at)) or (name == "print" and receiver is None):
             return True
         if receiver is not None and receiver[0] == self.own:
-            return (not given and name in READING) or self._asks_itself(call)
+            return (
+                not given and (name in READING | ORDERING or self._is_of_others(call))
+            ) or self._asks_itself(call)
+        if name in ORDERING and not given:
+            return True
         on_paths = name in ON_PATHS and receiver is not None and receiver[-1].lstrip(".@") == "path"
         if name in PURE or on_paths or self._complains(call.at):
             return True
@@ -197,6 +208,21 @@ class TakenHere:
             return on_memory or call.method in WAKING or id(call.at) in self.tests
         method = next((w.method for w in self.store.works if w.method.name == call.method), None)
         return method is not None and id(call.at) in self.tests and not changes_state(method)
+
+    def _is_of_others(self, call: Call) -> bool:
+        """`self.source.fetch(name)`, which has neither the object nor what was taken."""
+        path = call.receiver or ()
+        told = [*(place for place, _ in call.args), *(place for _, place in call.kwargs)]
+        field = path[1].lstrip(".") if len(path) > 1 else ""
+        work = field_work(self.function)
+        worked = {name for name, _ in (*work.taken, *work.removed, *work.counted)} | {
+            put.field for put in work.put
+        }
+        return (
+            bool(field)
+            and field not in self.store.fields | self.store.counters | worked
+            and (all(place[0] != self.own or len(place) > 1 for place in told))
+        )
 
     def _asks_it(self, call: Call) -> bool:
         """`worker.ping()`, `buffer[:64].any()` in a condition: of the thing, which nobody else is given."""

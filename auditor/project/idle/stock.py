@@ -242,9 +242,17 @@ def _put_at_birth(
             inside = {id(each) for part in body for each in walk(part)}
             for put in work.put:
                 if id(put.value) in inside and not _is_empty(put.value):
-                    yield put.field, put.value
+                    yield put.field, _number_of(node, put.value)
             for call in calls:
                 yield from _by_own_method(call, own, later)
+
+
+def _number_of(loop: ast.For | ast.While, value: ast.expr) -> ast.expr:
+    """`range(n)` for the `i` of `for i in range(n): self.idle.put(i)`."""
+    match loop, value:
+        case ast.For(target=ast.Name(id=turn), iter=ast.Call(func=func) as numbers), ast.Name(id=name):
+            return numbers if turn == name and last_part(func) in NUMBERING else value
+    return value
 
 
 def _by_own_method(call: ast.Call, own: str, later: Sequence[FieldWork]) -> Iterator[tuple[str, ast.expr]]:

@@ -79,7 +79,11 @@ class Supply:
     def joins(self) -> bool:
         """`add_worker(worker)`: whoever calls that may bring another for one that is dead. Further numbers
         come to those that there are."""
-        puts = any(put.field in self.fields and not _is_numbers(put.thing) for put in self.work.put)
+        puts = any(
+            put.field in self.fields
+            and not (_is_numbers(put.thing) or mentions(put.thing, self.of_stock, self.marked))
+            for put in self.work.put
+        )
         return puts and not JOINING.isdisjoint(split(self.work.method.name))
 
     def grows(self) -> bool:
