@@ -93,6 +93,8 @@ def refusals(
         return ()
     returned = [node for node in function.statements if isinstance(node, ast.Return)]
     answers = {node.lineno: _text(node) for node in returned}
+    if acquired.handle is Handle.ARGUMENT and not _names_of(function, acquire).isdisjoint(answers.values()):
+        kept = True  # what goes by a key is handed out with what was found under it
     handed_on = acquired.handle is Handle.RECEIVER and not set(answers.values()) <= NOTHING
     refusing = {_text(node) for node in _refusing(function, acquire)}
     saying = (refusing | NOTHING if kept or handed_on else refusing) & NOTHING
