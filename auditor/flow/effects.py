@@ -126,6 +126,9 @@ class Effects(Protocol):
     def treatment(self, call: Call, position: Position, rest: Path, value: Value, protocol: str) -> Treatment:
         """What the call does to a lease found at `rest` inside the operand at `position`."""
 
+    def dies_with_its_object(self, place: Path) -> bool:
+        """Whether nobody has what lies there, in a field of the function's own object, once it has raised."""
+
     def forget(self) -> None:
         """What calls do has to be asked again: more is known of recursive functions."""
 

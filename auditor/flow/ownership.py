@@ -418,6 +418,8 @@ class Ownership(Yielding):
             return
         if held.lent or any(ON_EXIT in place and place[0] == RESULT[0] for place in held.places):
             endings.taken.add(node)
+        elif outside and op.way is Way.RAISE and all(map(self.effects.dies_with_its_object, outside)):
+            self._lose(Loss.RAISE, node, held)
         elif outside:
             if op.way is not Way.RAISE:
                 endings.stored.setdefault(node, kept or (elsewhere or outside)[0])

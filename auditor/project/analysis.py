@@ -46,6 +46,7 @@ from auditor.project.leases.out_of_tables import out_of_tables
 from auditor.project.leases.received import callers_of
 from auditor.project.leases.second_hand import (
     believe_receivers,
+    moves_things,
     of_a_proposed_pair,
     second_hands,
     without_exceptional,
@@ -289,7 +290,7 @@ class Analysis:
         if source.second_hand:
             reached = [without_exceptional(outcome) for outcome in reached]
         elif source.proposed:
-            reached = [of_a_proposed_pair(outcome, closing=True) for outcome in reached]
+            reached = [of_a_proposed_pair(outcome, closing=True, moved=True) for outcome in reached]
         for outcome, its in zip(reached, (source, *source.also), strict=False):
             if outcome.returned is not None and not function.is_context_manager:
                 if lists_what_it_counts(outcome):
@@ -349,10 +350,11 @@ class Analysis:
             for each in self._in_order()
         ]
         outcomes = [told_of_gaps(each) for each in closed_by_consumers(outcomes, self.calls)]
-        proposed = {pair.name for pair, _ in self.recogniser.acquiring.values() if pair.proposed}
+        pairs = {pair.name: pair for pair, _ in self.recogniser.acquiring.values() if pair.proposed}
         outcomes = [
-            of_a_proposed_pair(each, closing=False) if each.acquisition.protocol in proposed else each
+            of_a_proposed_pair(each, closing=False, moved=moves_things(pair)) if pair is not None else each
             for each in outcomes
+            for pair in (pairs.get(each.acquisition.protocol),)
         ]
         outcomes = [told_of_repeats(each, self.calls) for each in outcomes]
         outcomes = [self._left_to_others(each) for each in told_of_what_is_put_over(outcomes)]

@@ -61,20 +61,27 @@ def _others(taker: Function, call: ast.Call) -> Iterator[tuple[Function, ast.Cal
                 yield method, other
 
 
+def moves_things(pair: Pair) -> bool:
+    """Whether the pair's methods take out of a store, and put back into the same one."""
+    taken = {name for half in pair.acquires for name, _ in field_work(half.function).taken}
+    return any(put.field in taken for half in pair.releases for put in field_work(half.function).put)
+
+
 def without_exceptional(outcome: Outcome) -> Outcome:
     """That whatever call fails gives back what others have queued is seldom meant."""
     leaks = tuple(leak for leak in outcome.lease.leaks if leak.loss not in EXCEPTIONAL)
     return replace(outcome, lease=replace(outcome.lease, leaks=leaks))
 
 
-def of_a_proposed_pair(outcome: Outcome, *, closing: bool) -> Outcome:
+def of_a_proposed_pair(outcome: Outcome, *, closing: bool, moved: bool = False) -> Outcome:
     """The same of what nobody is sure to lend, but where another acquire fails for want, and where a
-    generator is `closing`, as long as nobody knows of who breaks it off."""
+    generator is `closing`, as long as nobody knows of who breaks it off. What is `moved` out of a store and
+    back is lent, whatever the methods are called: of that the function's own `raise` is told, too."""
     leaks = tuple(
         leak
         for leak in outcome.lease.leaks
         if leak.loss not in EXCEPTIONAL
-        or (leak.loss is Loss.RAISE and leak.failed is not None)
+        or (leak.loss is Loss.RAISE and (moved or leak.failed is not None))
         or (leak.loss is Loss.CLOSE and closing)
     )
     return replace(outcome, lease=replace(outcome.lease, leaks=leaks))

@@ -27,6 +27,7 @@ from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.code.put_off import never_run
 from auditor.project.code.release_names import ENDING
 from auditor.project.code.started import as_a_task, started
+from auditor.project.meaning import unborn
 from auditor.project.meaning.ended_by_key import ends_what_was_asked
 from auditor.project.meaning.ended_whatever_told import ends_whatever_it_is_told
 from auditor.project.meaning.exit_stacks import PUTTING, held_by_stack, put_on, stacks_of
@@ -98,6 +99,9 @@ class FunctionEffects(OutsideEffects):
 
     def is_own_end(self, method: str, protocol: str) -> bool:
         return method in self.recogniser.ending_names(protocol)
+
+    def dies_with_its_object(self, place: Path) -> bool:
+        return unborn.dies_with_its_object(self.recogniser.calls.model, self.function, place)
 
     def contains_failures(self, node: ast.Call) -> bool:
         """Every function it may reach catches whatever goes wrong in it."""

@@ -189,6 +189,9 @@ class FunctionUses:
     def is_memory(self, table: ast.AST) -> bool:
         return self.effects.is_memory(table)
 
+    def dies_with_its_object(self, place: Path) -> bool:
+        return self.effects.dies_with_its_object(place)
+
     def forget(self) -> None:
         self.effects.forget()
 
