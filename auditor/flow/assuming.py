@@ -58,6 +58,8 @@ class Assuming(Passing):
             return held  # `self.ok()` does not speak of what lies in its fields
         if self.acquisition.from_zero and op.kind == "truth" and op.subject in held.places:
             return held  # it is 0
+        if op.subject in self._beside_it and op.subject in held.places:
+            return replace(held, places=held.places - {op.subject})
         if any(begins_with(place, op.subject) for place in held.places):
             return self._another_element(op, held)
         reaching = (place for place in held.maybe if not lies_within(place))
@@ -99,6 +101,19 @@ class Assuming(Passing):
 
     def _written(self, name: Path) -> int:
         return sum(getattr(op, "target", None) == name for op in self.graph.ops)
+
+    @cached_property
+    def _beside_it(self) -> frozenset[Path]:
+        """`request` of `for request, slot in self.batch:`, where it is not known which part of the entry the
+        lease is, but `slot` is given back."""
+        ends = [
+            {path for path, _ in op.args} | ({op.receiver} if op.receiver is not None else set())
+            for op in self.graph.ops
+            if isinstance(op, Call) and self.effects.is_own_end(op.method, self.acquisition.protocol)
+        ]
+        ended = frozenset[Path]().union(*ends)
+        entries = [{target for _, target in op.targets} for op in self.graph.ops if isinstance(op, Unpack)]
+        return frozenset[Path]().union(*(parts - ended for parts in entries if parts & ended))
 
     def _another_element(self, op: Assume, held: Held) -> Held | None:
         """`for buffer in buffers: if buffer is None: return`: that is not the one that was acquired, which is

@@ -110,7 +110,7 @@ class InPart(Families):
             found = (*found, *self._forgotten(outcome, family, method, whole))
         if path[2:3] == (ANY_ITEM,) and not (outcome.acquisition.foreign or outcome.unknown):
             ends = self.recogniser.ending_names(outcome.acquisition.protocol)
-            found = (*found, *passed_over_and_cleared(method, path[1][1:], ends))
+            found = (*found, *passed_over_and_cleared(method, path[1][1:], ends, outcome.function))
         over_zero = self._over_zero(outcome, method, path)
         passing = [over_zero] if over_zero is not None else []
         return [replace(self._dropped_at(method, at), parted=True) for at in (*passing, *found)]

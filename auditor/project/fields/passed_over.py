@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator, Set
 
 from auditor.ir.calls import LOGGING
-from auditor.project.code.bindings import own_attribute, suites_of
+from auditor.project.code.bindings import assigned_by, own_attribute, suites_of
 from auditor.project.code.modules import Function
 from auditor.project.fields.cleared_beside_others import empties
 from auditor.project.fields.half_emptied import TELLING
+from auditor.project.fields.swept_in_part import asks_what_nobody_asked
 from auditor.project.meaning.sites import last_name
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
@@ -25,17 +26,38 @@ STATES = frozenset({"pin", "pins", "pinned", "ref", "refs", "users", "uses", "co
 """Words of what changes with the lease itself, or when it goes back."""
 
 
-def passed_over_and_cleared(method: Function, attribute: str, ends: Set[str]) -> Iterator[ast.stmt]:
-    """The statements that empty the table behind such a loop."""
+def passed_over_and_cleared(
+    method: Function, attribute: str, ends: Set[str], storing: Function
+) -> Iterator[ast.stmt]:
+    """The statements that empty the table behind such a loop, or before it: `batch, self.batch = self.batch,
+    []`."""
     own = method.owner or ""
     for suite in suites_of(method.node):
         for at, loop in enumerate(suite):
-            if not isinstance(loop, ast.For) or loop.orelse or not _is_over(loop.iter, own, attribute):
+            if not isinstance(loop, ast.For) or loop.orelse:
+                continue
+            moved = _is_of_what_it_was(loop.iter, suite[:at], own, attribute)
+            if not moved and not _is_over(loop.iter, own, attribute):
                 continue
             names = {node.id for node in walk(loop.target) if isinstance(node, ast.Name)}
-            some = _passes_over(loop.body, names, ends) or _only_some(loop.body, names, ends)
+            plain = asks_what_nobody_asked(loop, attribute, storing)
+            some = _passes_over(loop.body, names, ends, plain=plain) or _only_some(loop.body, names, ends)
             if some or _stops(loop, names, ends):
-                yield from (each for each in suite[at + 1 :] if empties(each, own, attribute))
+                there = suite[:at] if moved else suite[at + 1 :]
+                yield from (each for each in there if empties(each, own, attribute))
+
+
+def _is_of_what_it_was(over: ast.expr, before: list[ast.stmt], own: str, attribute: str) -> bool:
+    """A local name has what was in the table, and the table is empty."""
+    given = [pair for statement in before for pair in assigned_by(statement)]
+    named = any(
+        isinstance(over, ast.Name)
+        and isinstance(to, ast.Name)
+        and to.id == over.id
+        and own_attribute(value, own) == attribute
+        for to, value in given
+    )
+    return named and any(empties(statement, own, attribute) for statement in before)
 
 
 def _is_over(over: ast.expr, own: str, attribute: str) -> bool:
@@ -47,10 +69,11 @@ def _is_over(over: ast.expr, own: str, attribute: str) -> bool:
     return own_attribute(over, own) == attribute
 
 
-def _passes_over(body: list[ast.stmt], names: set[str], ends: Set[str]) -> bool:
-    """One test decides that a turn goes on before it gives its entry back, and nothing else is done then."""
+def _passes_over(body: list[ast.stmt], names: set[str], ends: Set[str], *, plain: bool) -> bool:
+    """One test decides that a turn goes on before it gives its entry back, and nothing else is done then.
+    A `plain` one asks of what came with the lease, and says nothing of the lease by whatever words."""
     tests = [each for each in body if isinstance(each, ast.If)]
-    if len(tests) != 1 or tests[0].orelse:
+    if len(tests) != 1 or tests[0].orelse or _offers(tests[0].test, names):
         return False
     (test,) = tests
     *said, last = test.body
@@ -59,7 +82,13 @@ def _passes_over(body: list[ast.stmt], names: set[str], ends: Set[str]) -> bool:
     words = {word for node in walk(test.test) for word in split(_named(node))}
     ended = any(_ends(each, names, ends) for each in behind)
     before = any(_ends(each, names, ends) for each in body[: body.index(test)])
-    return isinstance(last, ast.Continue) and quiet and ended and not before and not GONE & words
+    return isinstance(last, ast.Continue) and quiet and ended and not before and (plain or not GONE & words)
+
+
+def _offers(test: ast.expr, names: set[str]) -> bool:
+    """`if sink.take(row): continue`: who says yes has it then."""
+    told = (arg for node in walk(test) if isinstance(node, ast.Call) for arg in node.args)
+    return any(isinstance(node, ast.Name) and node.id in names for arg in told for node in walk(arg))
 
 
 def _only_some(body: list[ast.stmt], names: set[str], ends: Set[str]) -> bool:

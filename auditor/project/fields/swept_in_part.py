@@ -50,6 +50,8 @@ def is_swept(method: Function, attribute: str, taken: ast.AST, storing: Function
         tests = [each.test for loop in loops for each in loop.body if isinstance(each, ast.If)]
         if all(isinstance(t, ast.Compare) and isinstance(t.ops[0], ast.In | ast.NotIn) for t in tests):
             return False  # by its name the caller says which
+        if _only_asks_what_nobody_asked(method, attribute, storing):
+            return False
         if any(_goes_on_by_a_failure(each) for loop in loops for each in loop.body):
             return False
     asking = any(
@@ -60,6 +62,32 @@ def is_swept(method: Function, attribute: str, taken: ast.AST, storing: Function
     )
     writes = isinstance(taken, ast.Attribute) and own_attribute(taken, method.owner or "") == attribute
     return asking and (writes or getattr(getattr(taken, "func", None), "attr", "") == "clear")
+
+
+def _only_asks_what_nobody_asked(method: Function, attribute: str, storing: Function) -> bool:
+    """Where all entries are gone afterwards."""
+    loops = [
+        node
+        for node in method.statements
+        if isinstance(node, ast.For) and own_attribute(node.iter, method.owner or "") == attribute
+    ]
+    emptied = any(empties(each, method.owner or "", attribute) for each in method.statements)
+    return emptied and bool(loops) and all(asks_what_nobody_asked(each, attribute, storing) for each in loops)
+
+
+def asks_what_nobody_asked(loop: ast.For, attribute: str, storing: Function) -> bool:
+    """`for request, slot in self.batch: if request is None: continue` of what came with each of the leases:
+    that says nothing of the lease."""
+    elements = loop.target.elts if isinstance(loop.target, ast.Tuple) else []
+    names = [each.id for each in elements if isinstance(each, ast.Name)]
+    asked = [
+        names.index(part.id)
+        for each in loop.body
+        if isinstance(each, ast.If)
+        for part in walk(each.test)
+        if isinstance(part, ast.Name) and part.id in names
+    ]
+    return bool(asked) and all(_is_unasked(storing, attribute, each, names) for each in asked)
 
 
 def _goes_on_by_a_failure(statement: ast.stmt) -> bool:
