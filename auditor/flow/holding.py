@@ -386,13 +386,31 @@ class Holding:
                 return held  # something that may be the same is kept elsewhere; its owner is known
             self.endings.unknown.add(node)
             return None
-        if target[0] in self.parameters or target[0][0] == "@" or self._is_cleared(target):
+        others = target[0] in self.parameters or target[0][0] == "@" or self._is_noted_later(target, node)
+        if others or self._is_cleared(target):
             self.endings.written.add(node)
             return replace(
                 held, places=held.places | sure, kept=True
             )  # the same function may still give it back
         self.endings.stored.setdefault(node, min(sure))
         return None
+
+    def _is_noted_later(self, target: Path, node: int) -> bool:
+        """`request = self.waiting.popleft()`, `request.slot = slot`, `self.running[request.id] = request`: what
+        the table loses is lost with it. Of an object that gets more than one thing others say which of them
+        is forgotten."""
+        answers = {op.target for op in self.graph.ops if isinstance(op, Call)}
+        given = {
+            op.target[1]
+            for op in self.graph.ops
+            if isinstance(op, Store) and len(op.target) > 1 and op.target[:1] == target[:1]
+            if op.source in answers or (len(op.source) == 1 and not is_temporary(op.source))
+        }
+        return given == {target[1]} and any(
+            op.source == target[:1] and op.target[0] in self.parameters
+            for op in self.graph.ops[node + 1 :]
+            if isinstance(op, Store)
+        )
 
     def _is_cleared(self, target: Path) -> bool:
         """`seq.pages.append(page)`, and `seq.pages.clear()` on another way."""

@@ -145,7 +145,8 @@ class TakenOut(InPart):
             if cls is None or not own_field(outcome.function, path) or path[2:3] != (ANY_ITEM,):
                 continue
             short, family = shortened(path), list(self.family_of(cls))
-            enders = [method.qualname for method in self._ending(outcome, path[-1][1:])]
+            field = next((piece[1:] for piece in reversed(path) if piece.startswith(".")), "")
+            enders = [method.qualname for method in self._ending(outcome, field)]
             self.whole[short] = path
             drops = [
                 drop
