@@ -396,9 +396,9 @@ class Holding:
         return None
 
     def _is_noted_later(self, target: Path, node: int) -> bool:
-        """`request = self.waiting.popleft()`, `request.slot = slot`, `self.running[request.id] = request`: what
-        the table loses is lost with it. Of an object that gets more than one thing others say which of them
-        is forgotten."""
+        """`request = self.waiting.popleft()`, `request.slot = slot`, `self.running[rid] = request`: what the
+        table loses is lost with it. Of an object that gets more than one thing others say which of them is
+        forgotten."""
         answers = {op.target for op in self.graph.ops if isinstance(op, Call)}
         given = {
             op.target[1]

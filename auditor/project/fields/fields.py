@@ -20,6 +20,7 @@ from auditor.project.code.project import Project
 from auditor.project.code.release_names import looks_releasing
 from auditor.project.fields.at_birth import lost_after_birth
 from auditor.project.fields.cleared_beside_others import clears_beside_others
+from auditor.project.fields.closed_in_part import closed_in_part
 from auditor.project.fields.counts_at_ends import CountsAtEnds, says_end
 from auditor.project.fields.elsewhere import Elsewhere
 from auditor.project.fields.ends_without import left_by_an_end
@@ -147,6 +148,8 @@ class Fields(CountsAtEnds):
             found[id(outcome.call)] = (*found.get(id(outcome.call), ()), forgotten)
         for outcome, kept_by_none in told_not_to_own(records, wanted):
             found[id(outcome.call)] = (*found.get(id(outcome.call), ()), kept_by_none)
+        for outcome, ended_in_part in closed_in_part(records, wanted):
+            found[id(outcome.call)] = (*found.get(id(outcome.call), ()), ended_in_part)
         found |= overwritten_as_well(wanted, found)
         return told_where_it_is_put(wanted, found, self.recogniser.calls)
 

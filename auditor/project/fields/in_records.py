@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from auditor.flow.lease import Field, StoredField
-from auditor.ir.ops import Path
+from auditor.ir.ops import RESULT, Path
 from auditor.project.code.bindings import (
     assignments,
     given_to,
@@ -65,12 +65,14 @@ class Records:
                 field = Field(part.record.qualname, part.field, part.record.name)
                 yield part.outcome, StoredField(field, part.outcome.lease.span)
 
-    def parts(self, outcome: Outcome) -> Iterator[Part]:
-        """`Chunk(pages, self.slots.borrow())`, `Chunk(pages=pages, ...)`: told of the lease, once."""
+    def parts(self, outcome: Outcome, *, handed_out: bool = False) -> Iterator[Part]:
+        """`Chunk(pages, self.slots.borrow())`, `Chunk(pages=pages, ...)`: told of the lease, once. What the
+        caller gets is his to end, and counts only where it is asked for what is `handed_out`."""
         acquisition, function, lease = outcome.acquisition, outcome.function, outcome.lease
         known = acquisition.keyed or acquisition.inner
         kept = any(own_field(function, path) for path in outcome.beside)
-        if known or (outcome.returned is not None and not kept) or function.is_context_manager:
+        others = outcome.returned is not None and not (kept or handed_out)
+        if known or others or function.is_context_manager:
             return
         told = [
             (made, position)
@@ -93,10 +95,13 @@ class Records:
             record, field = self._put_in(outcome) if not told else (None, None)
         if isinstance(record, Class) and field is not None:
             places = {*(path for _, path in outcome.stored), *outcome.beside}
-            if all(path[-1] == f".{field}" for path in places):
+            if all(path[-1] == f".{field}" for path in places if path[:1] != RESULT):
                 yield Part(record, field, outcome, frozenset(_tables(function, places)), alone, call)
 
     def _callee(self, function: Function, made: ast.Call) -> object:
+        """Also of `cls(pool, box)` in a class method."""
+        if "classmethod" in function.decorators and getattr(made.func, "id", "") == function.owner:
+            return function.cls
         return self.model.callee(function, made.func)
 
     def _put_in(self, outcome: Outcome) -> tuple[object, str | None]:
@@ -123,6 +128,9 @@ class Records:
                 case ast.Assign(targets=[target], value=ast.Name(id=value)) if value == name:
                     return own_attribute(target, init.owner or "")
         return None
+
+    def ending(self, part: Part) -> Iterator[Function]:
+        return self._ending(part, part.field)
 
     def _ending(self, part: Part, field: str) -> Iterator[Function]:
         """Functions that give back what is in a field so named, of such an object."""

@@ -10,7 +10,7 @@ from auditor.flow.follow import EDGES, Followed
 from auditor.flow.held import Endings
 from auditor.flow.lease import EXCEPTIONAL, Leak, Lease, Loss
 from auditor.flow.trace import shortest_path
-from auditor.ir.ops import RAISING, Call, Move, is_temporary
+from auditor.ir.ops import RAISING, Await, Call, Move, is_temporary
 from auditor.model import Span, Step
 from auditor.project.code.bindings import TEST_FILE, TEST_NAME
 from auditor.project.code.field_paths import own_field
@@ -459,7 +459,7 @@ class Follower(Afterwards):
         """The name the lease got first, for messages."""
         followed = op.target
         for each in self.graph.ops:
-            if isinstance(each, Move) and each.source == followed:
+            if isinstance(each, Move | Await) and each.source == followed:
                 if not is_temporary(each.target) and "~" not in each.target[0]:
                     return "".join(each.target).lstrip("@")
                 followed = each.target
