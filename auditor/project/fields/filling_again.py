@@ -289,6 +289,10 @@ def before(filling: Filling) -> Iterator[ast.AST]:
             yield node
 
 
+def attributes_before(filling: Filling) -> Iterator[ast.Attribute]:
+    return (node for node in before(filling) if isinstance(node, ast.Attribute))
+
+
 def _any_speaks_of(nodes: Sequence[ast.AST], field: str, owners: Set[str | None]) -> bool:
     """`self.ledger.hold(n)` asks a ledger for a hold, not for the field `hold` of the owners."""
     methods = {

@@ -2,18 +2,30 @@
 
 def snooze(self, ticks):
     if self.cell is not None:
-        self.arm(self.cell.due + ticks)"""
+        self.arm(self.cell.due + ticks)
+
+And callers of whom one makes room in the table first, and another does not:
+
+def sync(self, key):
+    if key in self.live:
+        self.pool.put(self.live.pop(key))
+    self.launch(key)
+
+def add(self, key):
+    self.launch(key)"""
 
 import ast
 from collections.abc import Sequence, Set
 
 from auditor.flow.follow import known_at_nodes
 from auditor.ir.ops import Call
-from auditor.project.code.bindings import own_attribute
+from auditor.project.code.bindings import own_attribute, suites_of
 from auditor.project.code.modules import Function
 from auditor.project.code.release_names import looks_releasing
 from auditor.project.fields.filling_again import Filling
+from auditor.project.fields.forgetting import INITIAL
 from auditor.project.meaning.sites import last_name
+from auditor.source.nodes import walk
 
 
 def refilled_by_who_knows(filling: Filling, ending: Set[str], family: Sequence[Function]) -> bool:
@@ -23,6 +35,51 @@ def refilled_by_who_knows(filling: Filling, ending: Set[str], family: Sequence[F
         for caller in family
         if caller is not filling.method and f"{filling.method.name}(" in caller.text
     )
+
+
+def made_room_for_by_one(filling: Filling, family: Sequence[Function]) -> bool:
+    """Who takes out what lies there before he has another one put there knows that it may."""
+    callers = [
+        each
+        for each in family
+        if each is not filling.method
+        and each.name not in INITIAL
+        and any(own_attribute(call.func, each.owner or "") == filling.method.name for call in each.calls)
+    ]
+    making_room = [each for each in callers if _takes_out_before(each, filling)]
+    return bool(making_room) and any(f".{filling.field}" not in each.text for each in callers)
+
+
+def _takes_out_before(caller: Function, filling: Filling) -> bool:
+    """Where it has asked whether there is one under that key."""
+    own = caller.owner or ""
+    for suite in suites_of(caller.node):
+        for at, statement in enumerate(suite):
+            asked = isinstance(statement, ast.If) and any(
+                isinstance(node, ast.Compare)
+                and isinstance(node.ops[0], ast.In)
+                and own_attribute(node.comparators[0], own) == filling.field
+                for node in walk(statement.test)
+            )
+            if asked and _takes_out_in(statement, own, filling.field):
+                later = (node for each in suite[at + 1 :] for node in walk(each))
+                calls = (node for node in later if isinstance(node, ast.Call))
+                if any(own_attribute(call.func, own) == filling.method.name for call in calls):
+                    return True
+    return False
+
+
+def _takes_out_in(statement: ast.stmt, own: str, field: str) -> bool:
+    """`self.live.pop(key)`, `del self.live[key]`"""
+    for node in walk(statement):
+        match node:
+            case (
+                ast.Call(func=ast.Attribute(value=table, attr="pop"))
+                | ast.Delete(targets=[ast.Subscript(value=table)])
+            ):
+                if own_attribute(table, own) == field:
+                    return True
+    return False
 
 
 def _knows_and_refills(

@@ -30,20 +30,22 @@ from auditor.protocols.vocabulary import negates
 from auditor.source.nodes import walk
 
 NAMES = re.compile(
-    r"(?:\w+_)?(?:name|label|tag|path|worker|segment|size|bs|width|numel|shape|dtype|layer|layer_i\w+|bucket|device|rank|stage|kind|mode)"
+    r"(?:\w+_)?(?:name|label|tag|path|worker|segment|size|bs|width|numel|shape|dtype|layer|layer_i\w+|bucket|device|rank|stage|kind|mode"
+    r"|digest|\w*hash|mb|micro_?batch|prefix)"
 )
 """Keys that are few and come again, as against the numbers of requests."""
 
 OWNERS = re.compile(
     r"(?:\w+_)?(?:tenant|node|peer|host|replica|adapter|lora|model|expert|tower|topic|template|schema|group|shard"
-    r"|partition|owner|viewer|watcher|reader|consumer|subscriber|listener|observer|actor)(?:_i\w+)?"
+    r"|partition|owner|viewer|watcher|reader|consumer|subscriber|listener|observer|actor"
+    r"|user|problem|image)(?:_i\w+)?"
 )
 """Parameters that name whom a lease is for: they outlive it, and come again for the next one."""
 
 SESSIONS = re.compile(r"(?:\w+_)?(?:sid|(?:session|client|conn|connection|user)_id)")
 """Keys that clients make up, and bring again whenever they come again."""
 
-HOLDING = re.compile(r"_*(?:pin|hold|lock|keep|retain|share)(?:_|$)")
+HOLDING = re.compile(r"_*(?:pin|hold|lock|keep|retain|share|insert)(?:_|$)")
 """Methods that hold what is there already for somebody else, who may say so twice."""
 
 RESETTING = re.compile(r"_*(?:reset|renew|refresh|rebuild|rotate|restart|reseed)(?:_|$)")

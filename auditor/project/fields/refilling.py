@@ -15,6 +15,7 @@ from auditor.project.code.modules import Function
 from auditor.project.code.release_names import ENDING
 from auditor.project.code.scripts import ends_before_another, is_script
 from auditor.project.fields.beside_another_table import known_beside
+from auditor.project.fields.cached_again import comes_to_a_cache_again
 from auditor.project.fields.drawn_keys import drawn_by_its_callers
 from auditor.project.fields.ended_by_others import (
     closed_by_its_base,
@@ -27,6 +28,7 @@ from auditor.project.fields.ended_by_others import (
 from auditor.project.fields.exits import asks_other_things, begins_always
 from auditor.project.fields.filling_again import (
     Filling,
+    attributes_before,
     fillings,
     looks_first,
     may_be_called_again,
@@ -50,7 +52,7 @@ from auditor.project.fields.given_objects import (
     tables_filled_with,
 )
 from auditor.project.fields.in_others import Uses
-from auditor.project.fields.known_by_callers import refilled_by_who_knows
+from auditor.project.fields.known_by_callers import made_room_for_by_one, refilled_by_who_knows
 from auditor.project.fields.known_keys import (
     is_of_what_it_holds,
     known_elsewhere,
@@ -116,6 +118,12 @@ class Refilling(ForgottenFields):
         """The store, where the next call of the method stores there again, and nothing has ended the last."""
         family = list(self.family_of(outcome.function.cls)) if outcome.function.cls is not None else []
         filling = self._blind(outcome, path, family)
+        of_a_helper = fillings(outcome.function, path[0], path[1][1:]) if path[2:] == (ANY_ITEM,) else []
+        if len(of_a_helper) == 1 and (
+            made_room_for_by_one(of_a_helper[0], family)
+            or comes_to_a_cache_again(of_a_helper[0], outcome.acquisition)
+        ):
+            return of_a_helper[0]
         if filling is None or (filling.key is not None and path[-1] != ANY_ITEM):
             return None
         enders = self._enders(outcome, family, path)
@@ -282,7 +290,10 @@ class Refilling(ForgottenFields):
 
     def _comes_again(self, filling: Filling, family: Sequence[Function]) -> bool:
         """By what its key is called, unless each caller draws another one."""
-        return names_a_place(filling, family) and not drawn_by_its_callers(filling, self.project)
+        own = filling.method.owner or ""
+        asked = any(own_attribute(node, own) == filling.field for node in attributes_before(filling))
+        drawn = drawn_by_its_callers(filling, self.project)
+        return names_a_place(filling, family) and not (asked or drawn)
 
     def _in_step(self, filling: Filling, enders: list[Function]) -> bool:
         """Some caller sees to the end, or to the field, himself, or runs once for each object; or the names
