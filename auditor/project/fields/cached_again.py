@@ -9,6 +9,7 @@
 What is cached comes again: the entry that it has by then is written over, and nobody gives that back."""
 
 import ast
+from collections.abc import Iterator
 
 from auditor.flow.effects import Acquisition
 from auditor.project.code.bindings import own_attribute
@@ -16,34 +17,33 @@ from auditor.project.fields.filling_again import Filling, attributes_before
 from auditor.source.nodes import walk
 
 
-def comes_to_a_cache_again(filling: Filling, acquisition: Acquisition) -> bool:
-    """Not where the method asks the table before for anything but how many there are."""
+def comes_to_a_cache_again(filling: Filling, acquisition: Acquisition, call: ast.Call) -> bool:
+    """Of what is told to the `call` that counts it, so that others may have it as well; not where the method
+    asks the table before for anything but how many there are."""
     method, own = filling.method, filling.method.owner or ""
-    if filling.key is None or acquisition.foreign or not _drops_the_oldest(filling):
+    told = any(isinstance(arg, ast.Name) for arg in call.args)
+    oldest = list(_drops_of_the_oldest(filling))
+    if filling.key is None or acquisition.foreign or not (told and oldest):
         return False
     measured = {
         id(arg) for call in method.calls if getattr(call.func, "id", "") == "len" for arg in call.args
     }
-    dropping = {
-        id(part)
-        for node in method.statements
-        if isinstance(node, ast.While | ast.If) and _drops(node, own, filling.field)
-        for part in walk(node)
-    }
+    dropping = {id(part) for node in oldest for part in walk(node)}
     return not any(
         own_attribute(each, own) == filling.field and id(each) not in measured | dropping
         for each in attributes_before(filling)
     )
 
 
-def _drops_the_oldest(filling: Filling) -> bool:
+def _drops_of_the_oldest(filling: Filling) -> Iterator[ast.stmt]:
     own = filling.method.owner or ""
-    return any(
-        isinstance(node, ast.While | ast.If)
-        and _drops(node, own, filling.field)
-        and any(_is_length(each, own, filling.field) for each in walk(node.test))
-        for node in filling.method.statements
-    )
+    for node in filling.method.statements:
+        if (
+            isinstance(node, ast.While | ast.If)
+            and _drops(node, own, filling.field)
+            and any(_is_length(each, own, filling.field) for each in walk(node.test))
+        ):
+            yield node
 
 
 def _drops(statement: ast.stmt, own: str, field: str) -> bool:

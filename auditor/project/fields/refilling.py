@@ -121,7 +121,7 @@ class Refilling(ForgottenFields):
         of_a_helper = fillings(outcome.function, path[0], path[1][1:]) if path[2:] == (ANY_ITEM,) else []
         if len(of_a_helper) == 1 and (
             made_room_for_by_one(of_a_helper[0], family)
-            or comes_to_a_cache_again(of_a_helper[0], outcome.acquisition)
+            or comes_to_a_cache_again(of_a_helper[0], outcome.acquisition, outcome.call)
         ):
             return of_a_helper[0]
         if filling is None or (filling.key is not None and path[-1] != ANY_ITEM):
