@@ -40,6 +40,7 @@ from auditor.project.fields.names_of_refillers import in_turns
 from auditor.project.fields.of_the_exception import EXITS
 from auditor.project.fields.outgrown import outgrown
 from auditor.project.fields.set_by_enders import set_by_enders
+from auditor.project.fields.without_its_sibling import returns_without_it
 from auditor.project.fields.zero import passes_over_zero
 from auditor.project.meaning.borrowers import Asks
 from auditor.project.meaning.needs import Question
@@ -86,7 +87,10 @@ class Families:
             if self._over_zero(outcome, method, path) is not None:
                 return True
             ends = self.recogniser.ending_names(outcome.acquisition.protocol)
-            if len(path) == 2 and asks_for_more(method, begun, outcome.call, family, field, ends):
+            if len(path) == 2 and (
+                asks_for_more(method, begun, outcome.call, family, field, ends)
+                or returns_without_it(method, field, ends)
+            ):
                 return True
             beside = len(path) == 2 and asks_for_a_sibling(method, begun, outcome.call, family, field)
             if beside and self._asked(outcome, method, path).sometimes:

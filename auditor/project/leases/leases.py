@@ -28,6 +28,7 @@ from auditor.project.fields.ended_by_others import (
 )
 from auditor.project.leases.afterwards import Afterwards
 from auditor.project.leases.broken_off import broken_off_at
+from auditor.project.leases.cancelled_with_it import cancelled_with_it
 from auditor.project.leases.counted_again import noted_once
 from auditor.project.leases.dealt_out import dealt_out
 from auditor.project.leases.ended_beside import ended_beside, latched_beside
@@ -129,6 +130,10 @@ class Follower(Afterwards):
         leaks = told_of_both(self.function, op.at, self.losses.leaks(node, followed))
         leaks += tuple(self._lost_besides(op, acquisition, endings))
         leaks += tuple(self._lost_in_their_turns(node, acquisition, leaks))
+        leaks += tuple(
+            self._told(op, Loss.RETURN, at)
+            for at in cancelled_with_it(self.function, recogniser.calls, op.at, self._holder(op), ending)
+        )
         leaks = without_given_back(self.function, op.at, leaks, ending)
         takers = recogniser.calls.targets(self.function, op.at)[0] if acquisition.inner else ()
         own = puts_back(self.function, takers, endings)
