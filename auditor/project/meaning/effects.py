@@ -43,7 +43,6 @@ from auditor.project.meaning.shared_objects import SharedObjects
 from auditor.project.meaning.summaries import FAILURE, NOTHING, Summaries
 from auditor.project.meaning.telling import asked_of, ignored
 from auditor.project.meaning.told_ends import ToldEnds, is_a_release
-from auditor.project.meaning.written_raises import is_own
 from auditor.project.pools.bodies import contains_failures, returns_itself
 from auditor.project.pools.lent_kinds import TENSORS
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING
@@ -115,8 +114,9 @@ class FunctionEffects(OutsideEffects):
         return frozenset(own | {each[0] for each in raised})
 
     def raises_past(self, node: ast.Call) -> bool:
-        """Whether it raises something of the project's own that no handler around it is for."""
-        return any(map(is_own, self.recogniser.written_raises.leaving(self.function, node)))
+        """Whether it raises something that no handler around it is for, and that somebody reckons with."""
+        written = self.recogniser.written_raises
+        return any(written.is_expected(self.function, each) for each in written.leaving(self.function, node))
 
     def captured(self, function: object, name: str, rest: Path, value: Value, protocol: str) -> Treatment:
         nested = self._nested(function)

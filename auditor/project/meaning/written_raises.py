@@ -4,12 +4,12 @@ that it expects."""
 
 import ast
 import builtins
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 from auditor.project.code.annotations import named
 from auditor.project.code.calls import Calls
 from auditor.project.code.guards import WITHS, caught_names
-from auditor.project.code.modules import Class, Function
+from auditor.project.code.modules import Class, Function, last_part
 from auditor.source.nodes import walk
 
 Raised = tuple[str, ...]
@@ -31,6 +31,7 @@ class WrittenRaises:
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
         self._known: dict[tuple[Function, int], frozenset[Raised]] = {}
+        self._expected: dict[tuple[Function, Raised], bool] = {}
 
     def by_call(self, function: Function, call: ast.Call, farthest: int = FARTHEST) -> frozenset[Raised]:
         """What the one function that it reaches raises, whatever stands around the call."""
@@ -50,6 +51,31 @@ class WrittenRaises:
     def leaving(self, function: Function, call: ast.Call) -> frozenset[Raised]:
         """The same as by the call, without what a handler around it is for."""
         return self.uncaught(function, call, self.by_call(function, call))
+
+    def is_expected(self, function: Function, raised: Raised) -> bool:
+        """Whether a project made the class, or whoever calls the function has a handler for it: `OSError` of
+        a short write, after which the caller goes on."""
+        if is_own(raised):
+            return True
+        if (function, raised) not in self._expected:
+            self._expected[function, raised] = any(
+                names & set(raised) - ALL for names in self._handled_around(function)
+            )
+        return self._expected[function, raised]
+
+    def _handled_around(self, function: Function) -> Iterator[Set[str]]:
+        """What handlers around calls of the function are for."""
+        for module in self.calls.model.project.parsed():
+            if f"{function.name}(" not in module.text:
+                continue
+            for caller in list(module.by_node.values()):
+                for call in caller.calls if caller is not function else ():
+                    named = last_part(call.func) == function.name
+                    if named and function in self.calls.targets(caller, call)[0]:
+                        guards = _guards_of(caller, call)
+                        yield from (
+                            caught_names(each) for each in guards if isinstance(each, ast.ExceptHandler)
+                        )
 
     def uncaught(self, function: Function, node: ast.AST, raised: Iterable[Raised]) -> frozenset[Raised]:
         return frozenset(self._uncaught(function, node, raised))
