@@ -112,7 +112,12 @@ class Assuming(Passing):
             if isinstance(op, Call) and self.effects.is_own_end(op.method, self.acquisition.protocol)
         ]
         ended = frozenset[Path]().union(*ends)
-        entries = [{target for _, target in op.targets} for op in self.graph.ops if isinstance(op, Unpack)]
+        turns = {op.target for op in self.graph.ops if isinstance(op, Next)}
+        entries = [
+            {target for _, target in op.targets}
+            for op in self.graph.ops
+            if isinstance(op, Unpack) and op.source in turns
+        ]
         return frozenset[Path]().union(*(parts - ended for parts in entries if parts & ended))
 
     def _another_element(self, op: Assume, held: Held) -> Held | None:

@@ -292,10 +292,12 @@ class Losses:
         return any(caught is not None and AFTER_OPENING.search(caught) for caught in named)
 
     def _asserted_away(self, path: list[Station], site: int) -> bool:
-        """`assert pool.alloc(n) is None`: the acquire is expected to fail."""
+        """`assert pool.alloc(n) is None`: the acquire is expected to fail. What a constructor asserts of what
+        it is told says what cannot be, and whoever tells it otherwise goes no further."""
         line = self.span(self.graph.ops[site].at).line
         raised = (self.graph.ops[station.node].at for station in path if station.edge is Edge.RAISE)
-        return any(isinstance(at, ast.Assert) and self.span(at).line == line for at in raised)
+        born = self.function.name == "__init__"
+        return any(isinstance(at, ast.Assert) and (born or self.span(at).line == line) for at in raised)
 
     def _broadly(self, onward: list[Station], line: int) -> bool:
         """Not a handler around the acquire too, of one named failure that calls before it were expected to

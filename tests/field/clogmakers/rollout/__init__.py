@@ -1,0 +1,1 @@
+"""Agentic rollouts for reinforcement learning: engines generate, sandboxes run the tools, a buffer collects."""

@@ -1,0 +1,3 @@
+from .line import build, epoch
+
+__all__ = ["build", "epoch"]
