@@ -190,6 +190,10 @@ SETS = (
     "bookbinders",
     "fishmongers",
     "chairmakers",
+    "clogmakers",
+    "dairymen",
+    "hoopers",
+    "oarsmen",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}
