@@ -76,6 +76,8 @@ def released_by_cleanup(case: Case) -> FixOffer | None:
     if home is None:
         return None
     existing = next((each for each in methods(home.cls) if CLEANUP.fullmatch(each.name)), None)
+    if existing is None and stored is not None and stored.partly_by:
+        return None  # who gives it back on some ways leaves it in the field: the new method would do so again
     edit = _into(home, existing) if existing else _new_methods(home)
     if edit is None:
         return None
