@@ -274,7 +274,7 @@ class Passing(Perhaps):
         if treatment.split:
             self.endings.sometimes.add(node)
         if treatment.fate is not Fate.BORROW:
-            if edge in RAISING and call.method == "submit" and treatment.fate in (Fate.TAKE, Fate.RELEASE):
+            if edge in RAISING and call.method == "submit" and treatment.fate is Fate.TAKE:
                 return held  # a pool of threads that is shut down has not got it
             if treatment.later:
                 self.endings.later.setdefault(node, held)
