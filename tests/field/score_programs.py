@@ -194,6 +194,8 @@ SETS = (
     "dairymen",
     "hoopers",
     "oarsmen",
+    "boatmen",
+    "gatekeepers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

@@ -1,0 +1,2 @@
+from .pipeline import Pipeline
+from .config import MMConfig

@@ -1,0 +1,1 @@
+"""A small router: worker registry, inflight slots, streaming relays."""
