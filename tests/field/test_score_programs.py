@@ -303,7 +303,6 @@ KEPT = {
             "gang/jobs.py:33",
             "gang/jobs.py:47",
             "seq_packer.py:196",
-            "store_client.py:85",
         },
     ),
     "hoopers": (238, 61, {"tieredkv/swap.py:109"}),
@@ -354,10 +353,6 @@ in; a file and its map that an object opens and never closes, which nobody has l
 
 WRONG_BESIDE_LABELS = {
     "admission.py:194",
-    "tierstore/manager.py:52",
-    "tierstore/manager.py:123",
-    "tierstore/manager.py:129",
-    "tierstore/manager.py:202",
     "verifier_conns.py:224",
     "tieredkv/engine.py:74",
     "beam_search.py:100",

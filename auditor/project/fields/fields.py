@@ -416,6 +416,9 @@ class Fields(CountsAtEnds):
         if not released_by and self.elsewhere.of_one_class(attribute):
             released_by += self._ended_through(outcome, attribute)
         released_by += self.elsewhere.of_its_own(path)
+        if not (released_by or escapes or partly) and len(path) == 2:
+            popping = [each for each in family if f".{attribute}.pop" in each.text]
+            released_by += self._fate(outcome, popping, (*path, ANY_ITEM))[0]  # `pool.put(self.pages.pop())`
         released_by += put_out_by(family, self.whole.get(path, path), ends)
         if not escapes and self._ended_for_the_next(outcome, family, path, released_by):
             partly = partly or self._closed_without(outcome, family, path)

@@ -43,7 +43,7 @@ from auditor.project.meaning.shared_objects import SharedObjects
 from auditor.project.meaning.summaries import FAILURE, NOTHING, Summaries
 from auditor.project.meaning.telling import asked_of, ignored
 from auditor.project.meaning.told_ends import ToldEnds, is_a_release
-from auditor.project.pools.bodies import contains_failures, returns_itself
+from auditor.project.pools.bodies import contains_failures, only_notes, returns_itself
 from auditor.project.pools.lent_kinds import TENSORS
 from auditor.protocols.vocabulary import LEASE_METHODS, RELEASING
 from auditor.source.nodes import walk
@@ -103,8 +103,11 @@ class FunctionEffects(OutsideEffects):
         return unborn.dies_with_its_object(self.recogniser.calls.model, self.function, place)
 
     def contains_failures(self, node: ast.Call) -> bool:
-        """Every function it may reach catches whatever goes wrong in it."""
+        """Every function it may reach catches whatever goes wrong in it, or notes down what it is told."""
         targets, constructed, _ = self.recogniser.calls.targets(self.function, node)
+        if isinstance(constructed, Class):
+            made = self.recogniser.calls.model.method(constructed, "__init__")
+            return made is not None and only_notes(made)
         return bool(targets) and constructed is None and all(contains_failures(target) for target in targets)
 
     def raises(self, node: ast.Call) -> frozenset[str]:

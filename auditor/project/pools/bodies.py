@@ -1,6 +1,7 @@
 """What a pool's methods hand out, and how: under which key, of what kind, from what other pool."""
 
 import ast
+import re
 from collections.abc import Sequence
 
 from auditor.flow.effects import Position
@@ -294,6 +295,25 @@ def keeps_what_it_is_told(function: Function) -> bool:
         and any(isinstance(arg, ast.Name) and arg.id in given for arg in call.args)
         for call in function.calls
     )
+
+
+HARMLESS = re.compile(
+    r"(?:time\.)?(?:time|monotonic|perf_counter)(?:_ns)?|list|dict|set|deque|tuple|(?:collections\.)?\w*(?:deque|dict)"
+    r"|(?:threading|asyncio)\.(?:R?Lock|Event|Condition)|(?:itertools\.)?count"
+)
+"""Calls of which nobody expects that they fail."""
+
+
+def only_notes(constructor: Function) -> bool:
+    """`self.sock = sock`, `self.born = time.monotonic()`: there is nothing in it that could go wrong."""
+    plain = all(
+        isinstance(node, ast.Assign | ast.AnnAssign | ast.Pass)
+        or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        for node in constructor.statements
+    )
+    looks_up = any(isinstance(node, ast.Subscript) for node in constructor.nodes)
+    calls = (ast.unparse(call.func) for call in constructor.calls)
+    return plain and not looks_up and all(HARMLESS.fullmatch(each) for each in calls)
 
 
 def contains_failures(function: Function) -> bool:

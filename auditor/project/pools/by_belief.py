@@ -61,6 +61,9 @@ SHARED = re.compile(
 EVERYDAY = frozenset({"tell", "seek", "flush", "read", "write", "append", "extend"})
 """What every file and list has begins nothing."""
 
+REMOVING = re.compile(r"(?:remove|discard|delete|unregister|forget|invalidate)(?:_|$)")
+"""Names of what takes something off a table for good: `put(place)` is no end of that."""
+
 COUNTED = frozenset({Did.MORE, Did.LESS, Did.HELD})
 
 
@@ -148,7 +151,7 @@ def _pairs_begun(
     undone = [
         each
         for each, ended in asked.items()
-        if each is not begins and begins.name not in EVERYDAY
+        if each is not begins and not (begins.name in EVERYDAY or REMOVING.match(begins.name))
         if undoing(begins, begun, each, ended) or answers(begins, begun, each, ended, moves)
     ]
     ends = [each for each in undone if _may_end(begins, each) and asked_in_turn(model, begins, each)]

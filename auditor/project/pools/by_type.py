@@ -57,6 +57,22 @@ def _makes_such(method: Function, lending: Half) -> bool:
     return bool(made) and made == _made_to_return(lending.function)
 
 
+def _counts_down(end: Function) -> bool:
+    """It says of what it is told that it has one user less: `place.pins -= 1`."""
+    return any(_of_what_it_is_told(node, end, ast.Sub) for node in end.statements)
+
+
+def _counts_up(method: Function) -> bool:
+    return any(isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) for node in method.statements)
+
+
+def _of_what_it_is_told(node: ast.stmt, end: Function, op: type[ast.operator]) -> bool:
+    match node:
+        case ast.AugAssign(target=ast.Attribute(value=ast.Name(id=name)), op=made):
+            return isinstance(made, op) and name in own_parameters(end)
+    return False
+
+
 def _made_to_return(method: Function) -> set[str]:
     returned = (node.value for node in method.statements if isinstance(node, ast.Return) and node.value)
     made = (way.func for value in returned for way in ways(value) if isinstance(way, ast.Call))
@@ -75,6 +91,8 @@ def other_takers(methods: list[Function], pairs: list[Pair], paired: Set[Functio
                 continue
             if not LENDING.isdisjoint(method.decorators):
                 continue
+            if all(map(_counts_down, ends)) and not _counts_up(method):
+                continue  # `remove(key) -> Place` beside `pin` and `unpin(place)`, which counts its users
             alike = not is_told_what_it_makes(method, method) and any(_makes_such(method, h) for h in lent)
             if not (alike or removes_from_state(method)):
                 continue
