@@ -399,6 +399,8 @@ class Holding:
         """`request = self.waiting.popleft()`, `request.slot = slot`, `self.running[rid] = request`: what the
         table loses is lost with it. Of an object that gets more than one thing others say which of them is
         forgotten."""
+        if len(target) == 1:
+            return False
         answers = {op.target for op in self.graph.ops if isinstance(op, Call)}
         given = {
             op.target[1]

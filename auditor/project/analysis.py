@@ -290,7 +290,7 @@ class Analysis:
         if source.second_hand:
             reached = [without_exceptional(outcome) for outcome in reached]
         elif source.proposed:
-            reached = [of_a_proposed_pair(outcome, closing=True, moved=True) for outcome in reached]
+            reached = [of_a_proposed_pair(each, closing=True, moved=True) for each in reached]  # see _result
         for outcome, its in zip(reached, (source, *source.also), strict=False):
             if outcome.returned is not None and not function.is_context_manager:
                 if lists_what_it_counts(outcome):
@@ -351,10 +351,10 @@ class Analysis:
         ]
         outcomes = [told_of_gaps(each) for each in closed_by_consumers(outcomes, self.calls)]
         pairs = {pair.name: pair for pair, _ in self.recogniser.acquiring.values() if pair.proposed}
+        moved = {name: moves_things(pair) for name, pair in pairs.items()}
         outcomes = [
-            of_a_proposed_pair(each, closing=False, moved=moves_things(pair)) if pair is not None else each
-            for each in outcomes
-            for pair in (pairs.get(each.acquisition.protocol),)
+            of_a_proposed_pair(each, closing=False, moved=moved[name]) if name in moved else each
+            for name, each in ((each.acquisition.protocol, each) for each in outcomes)
         ]
         outcomes = [told_of_repeats(each, self.calls) for each in outcomes]
         outcomes = [self._left_to_others(each) for each in told_of_what_is_put_over(outcomes)]

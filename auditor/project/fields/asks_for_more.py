@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence, Set
 from typing import TypeGuard
 
 from auditor.project.code.bindings import assignments, own_attribute
+from auditor.project.code.entered import ENTERS
 from auditor.project.code.modules import Function, last_part
-from auditor.project.fields.exits import ENTERS, PROMISING, asks_for, calls_with, ends_itself
+from auditor.project.fields.exits import PROMISING, asks_for, calls_with, ends_itself
 from auditor.project.fields.of_the_exception import is_of_the_exception
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk

@@ -5,6 +5,7 @@ import ast
 from collections.abc import Iterator, Sequence, Set
 
 from auditor.project.code.bindings import assignments, given_to, own_attribute, suites_of
+from auditor.project.code.entered import ENTERS
 from auditor.project.code.modules import Function, last_part
 from auditor.project.code.release_names import ENDING
 from auditor.project.fields.filling_again import WORKING
@@ -13,7 +14,6 @@ from auditor.project.meaning.not_owning import asked_at_birth
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
 
-ENTERS = frozenset({"__enter__", "__aenter__"})
 BEGINNINGS = ENTERS | {"__init__", "__post_init__"}
 ASKING = (ast.If, ast.IfExp, ast.While, ast.Assert)
 LOOPING = (ast.For, ast.AsyncFor, ast.comprehension)

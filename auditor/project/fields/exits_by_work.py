@@ -7,10 +7,10 @@ from collections.abc import Iterator, Set
 
 from auditor.ir.ops import ANY_ITEM, Path
 from auditor.project.code.bindings import assignments, given_to, own_attribute
+from auditor.project.code.entered import ENTERS, EXITS
 from auditor.project.code.modules import Function, last_part
 from auditor.project.code.project import Project
 from auditor.project.fields.exits import (
-    ENTERS,
     PROMISING,
     asks_for,
     begins_always,
@@ -18,7 +18,7 @@ from auditor.project.fields.exits import (
     what_decides,
 )
 from auditor.project.fields.exits_early import is_told_before, is_under_a_test
-from auditor.project.fields.of_the_exception import EXITS, is_of_the_exception
+from auditor.project.fields.of_the_exception import is_of_the_exception
 from auditor.project.fields.set_by_enders import beside_the_end, chains, may_end, set_later
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk

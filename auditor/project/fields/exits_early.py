@@ -5,10 +5,11 @@ import ast
 from collections.abc import Sequence
 
 from auditor.project.code.bindings import assignments, own_attribute
+from auditor.project.code.entered import ENTERS, EXITS
 from auditor.project.code.modules import Function
-from auditor.project.fields.exits import ENTERS, PROMISING, begins_always, own_attributes, what_decides
+from auditor.project.fields.exits import PROMISING, begins_always, own_attributes, what_decides
 from auditor.project.fields.filling_again import only_logs
-from auditor.project.fields.of_the_exception import EXITS, is_of_the_exception
+from auditor.project.fields.of_the_exception import is_of_the_exception
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
 

@@ -13,6 +13,7 @@ from auditor.flow.limits import TooManyStates
 from auditor.flow.trace import span_of
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import ANY_ITEM, RESULT, Call, Leave, Path, Store
+from auditor.project.code.entered import ENTERS, EXITS
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
 from auditor.project.fields.asked_differently import asks_another_setting
@@ -20,7 +21,6 @@ from auditor.project.fields.asks_for_a_sibling import asks_for_a_sibling
 from auditor.project.fields.asks_for_more import asks_for_more
 from auditor.project.fields.ended_by_others import has_unknown_base
 from auditor.project.fields.exits import (
-    ENTERS,
     asks_how_it_went,
     asks_other_things,
     begins_always,
@@ -37,7 +37,6 @@ from auditor.project.fields.forgetting import CLEANUP, CLOSING, INITIAL, RESETTI
 from auditor.project.fields.leading_to_ends import LeadingToEnds
 from auditor.project.fields.measured_exits import measures_only
 from auditor.project.fields.names_of_refillers import in_turns
-from auditor.project.fields.of_the_exception import EXITS
 from auditor.project.fields.outgrown import outgrown
 from auditor.project.fields.set_by_enders import set_by_enders
 from auditor.project.fields.without_its_sibling import returns_without_it

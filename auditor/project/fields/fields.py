@@ -14,6 +14,7 @@ from auditor.flow.lease import Field, Leak, Loss, StoredField
 from auditor.flow.trace import span_of
 from auditor.ir.ops import ANY_ITEM, RESULT, Leave, Path
 from auditor.model import Span
+from auditor.project.code.entered import ENTERS, EXITS
 from auditor.project.code.field_paths import in_anothers_table, mentions, own_field, shortened
 from auditor.project.code.modules import Class, Function
 from auditor.project.code.project import Project
@@ -25,7 +26,6 @@ from auditor.project.fields.counts_at_ends import CountsAtEnds, says_end
 from auditor.project.fields.elsewhere import Elsewhere
 from auditor.project.fields.ends_without import left_by_an_end
 from auditor.project.fields.entered_one_by_one import asks_what_others_set, gone_through_by_all, noted_in
-from auditor.project.fields.exits import ENTERS
 from auditor.project.fields.flag_turned import with_its_flag_turned
 from auditor.project.fields.flags_down_at_birth import ended_under_a_flag
 from auditor.project.fields.forgetting import (
@@ -47,7 +47,6 @@ from auditor.project.fields.lost_first import overwritten_as_well
 from auditor.project.fields.making_room import thrown_out
 from auditor.project.fields.moved_to import moved_to, put_over_there
 from auditor.project.fields.noted_marks import lists_entries, places_noting
-from auditor.project.fields.of_the_exception import EXITS
 from auditor.project.fields.one_end_forgets import callers
 from auditor.project.fields.other_words import properties_of
 from auditor.project.fields.over_in_records import over_in_records

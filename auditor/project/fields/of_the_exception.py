@@ -4,10 +4,10 @@ import ast
 from collections.abc import Iterator, Set
 
 from auditor.ir.scope import parameters_of
+from auditor.project.code.entered import EXITS
 from auditor.project.code.modules import Function
 from auditor.source.nodes import walk
 
-EXITS = frozenset({"__exit__", "__aexit__"})
 READING = frozenset({"len", "bool", "any", "all", "getattr", "isinstance", "issubclass"})
 
 

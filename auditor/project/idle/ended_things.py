@@ -14,15 +14,15 @@ from collections.abc import Iterator, Sequence, Set
 
 from auditor.project.code.modules import Class, Function
 from auditor.project.idle.reasons import BOOKS
+from auditor.project.idle.setting import CLOSING
 from auditor.project.idle.stock import Stock
 from auditor.project.idle.supply import comes_back_by_itself, taken_ids
 from auditor.project.shapes.field_work import FieldWork
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
 
-_WAYS = r"(?:a?close|terminate|shut(?:_?down)?|disconnect|kill|destroy|dispose|free|unlink|hang_?up)"
-ENDS = re.compile(_WAYS)
-ENDING = re.compile(rf"\.{_WAYS}\(\)")
+ENDS = re.compile(rf"(?:{CLOSING.pattern}|dispose|free|unlink|hang_?up)")
+ENDING = re.compile(rf"\.{ENDS.pattern}\(\)")
 
 ENDED = frozenset({"closed", "closing", "alive", "dead", "gone", "connected", "disconnected", "terminated",
                    "finished", "done", "exited", "returncode", "poll", "running", "eof", "exists", "fileno",

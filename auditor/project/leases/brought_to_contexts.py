@@ -10,9 +10,9 @@ from dataclasses import replace
 from auditor.flow.effects import Handle
 from auditor.flow.lease import StoredField
 from auditor.project.code.bindings import assignments, given_to, own_attribute
+from auditor.project.code.entered import EXITS
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.fields.filling_again import names_in
-from auditor.project.fields.of_the_exception import EXITS
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.outcome import Outcome
 

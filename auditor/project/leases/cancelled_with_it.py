@@ -20,6 +20,7 @@ from auditor.project.shapes.name_bindings import FILLING
 from auditor.source.nodes import walk
 
 TASKS = frozenset({"create_task", "ensure_future"})
+STARTING = TASKS | {"submit"}
 
 
 def cancelled_with_it(
@@ -43,10 +44,10 @@ def cancelled_with_it(
 def _work_told_of(function: Function, acquire: ast.Call, holder: str) -> tuple[str, ast.Call] | None:
     """The field that has the future or the task, and the call that made it."""
     for started in function.calls:
-        told = [node for arg in started.args for node in walk(arg)]
-        if last_name(started) not in TASKS | {"submit"} or not any(
-            node is acquire or (holder and getattr(node, "id", "") == holder) for node in told
-        ):
+        if last_name(started) not in STARTING:
+            continue
+        told = (node for arg in started.args for node in walk(arg))
+        if not any(node is acquire or (holder and getattr(node, "id", "") == holder) for node in told):
             continue
         field = next(_keeping(function, started), None)
         return (field, started) if field is not None else None

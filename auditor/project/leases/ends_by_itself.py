@@ -3,12 +3,11 @@
 import ast
 from collections.abc import Iterable
 
+from auditor.project.code.entered import ENTERS, EXITS
 from auditor.project.code.modules import Function, last_part
-from auditor.project.fields.of_the_exception import EXITS
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, RELEASE_WORDS, pairs_with, take_apart
 from auditor.source.nodes import walk
 
-ENTERS = frozenset({"__enter__", "__aenter__"})
 IN_MEMORY = frozenset({"BytesIO", "StringIO"})
 LATER = frozenset({"Thread", "Timer", "call_later", "call_at", "submit", "start_new_thread"})
 """Calls that take a function which is run after this one."""

@@ -73,7 +73,7 @@ def without_exceptional(outcome: Outcome) -> Outcome:
     return replace(outcome, lease=replace(outcome.lease, leaks=leaks))
 
 
-def of_a_proposed_pair(outcome: Outcome, *, closing: bool, moved: bool = False) -> Outcome:
+def of_a_proposed_pair(outcome: Outcome, *, closing: bool, moved: bool) -> Outcome:
     """The same of what nobody is sure to lend, but where another acquire fails for want, and where a
     generator is `closing`, as long as nobody knows of who breaks it off. What is `moved` out of a store and
     back is lent, whatever the methods are called: of that the function's own `raise` is told, too."""

@@ -7,11 +7,9 @@
 What they hold by then nobody gives back, unless they are finalised."""
 
 from auditor.ir.ops import Path
+from auditor.project.code.entered import ENTERS, EXITS
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Function
-
-ENTERING = frozenset({"__enter__", "__aenter__"})
-LEAVING = frozenset({"__exit__", "__aexit__"})
 
 
 def dies_with_its_object(lineage: Lineage, function: Function, place: Path) -> bool:
@@ -22,8 +20,8 @@ def dies_with_its_object(lineage: Lineage, function: Function, place: Path) -> b
     family = lineage.lineage(cls)
     if function.name == "__init__":
         return not any("__del__" in each.methods for each in family)
-    return function.name in ENTERING and all(
-        name in LEAVING or method is function or name == "__init__"
+    return function.name in ENTERS and all(
+        name in EXITS or method is function or name == "__init__"
         for each in family
         for name, method in each.methods.items()
         if place[1] in method.text

@@ -298,8 +298,9 @@ def keeps_what_it_is_told(function: Function) -> bool:
 
 
 HARMLESS = re.compile(
-    r"(?:time\.)?(?:time|monotonic|perf_counter)(?:_ns)?|list|dict|set|deque|tuple|(?:collections\.)?\w*(?:deque|dict)"
-    r"|(?:threading|asyncio)\.(?:R?Lock|Event|Condition)|(?:itertools\.)?count"
+    r"(?:time\.)?(?:time|monotonic|perf_counter)(?:_ns)?|list|dict|set|tuple"
+    r"|(?:collections\.)?(?:deque|defaultdict|OrderedDict)|(?:itertools\.)?count"
+    r"|(?:threading|asyncio)\.(?:R?Lock|Event|Condition)"
 )
 """Calls of which nobody expects that they fail."""
 

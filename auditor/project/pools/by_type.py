@@ -59,18 +59,18 @@ def _makes_such(method: Function, lending: Half) -> bool:
 
 def _counts_down(end: Function) -> bool:
     """It says of what it is told that it has one user less: `place.pins -= 1`."""
-    return any(_of_what_it_is_told(node, end, ast.Sub) for node in end.statements)
+    told = own_parameters(end)
+    return any(
+        isinstance(node, ast.AugAssign)
+        and isinstance(node.op, ast.Sub)
+        and isinstance(node.target, ast.Attribute)
+        and getattr(node.target.value, "id", "") in told
+        for node in end.statements
+    )
 
 
 def _counts_up(method: Function) -> bool:
     return any(isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) for node in method.statements)
-
-
-def _of_what_it_is_told(node: ast.stmt, end: Function, op: type[ast.operator]) -> bool:
-    match node:
-        case ast.AugAssign(target=ast.Attribute(value=ast.Name(id=name)), op=made):
-            return isinstance(made, op) and name in own_parameters(end)
-    return False
 
 
 def _made_to_return(method: Function) -> set[str]:

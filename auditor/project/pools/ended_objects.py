@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from auditor.flow.effects import Handle
 from auditor.project.code.bindings import assignments, given_to, own_attribute, ways
 from auditor.project.code.class_model import ClassModel
+from auditor.project.code.entered import EXITS
 from auditor.project.code.kept_as_told import fields_of
 from auditor.project.code.modules import Class, Function, Module
 from auditor.project.pools.bodies import returns_something
@@ -37,9 +38,6 @@ NO_END = frozenset(
      "destroy", "unlink", "next", "advance", "rewind", "seek", "reset", "clear", "pop", "flush"}
 )  # fmt: skip
 """First words of methods that take back what somebody meant to last, or go on with it."""
-
-LEAVING = frozenset({"__exit__", "__aexit__"})
-"""What a `with` calls at its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +269,7 @@ def _methods(model: ClassModel, cls: Class) -> Iterator[Function]:
     seen: set[str] = set()
     for each in model.lineage(cls):
         for name, method in sorted(each.methods.items()):
-            if name not in seen and (name in LEAVING or not name.startswith("__")):
+            if name not in seen and (name in EXITS or not name.startswith("__")):
                 seen.add(name)
                 yield method
 
@@ -280,7 +278,7 @@ def may_end(end: Function, named: bool) -> bool:
     """Told nothing, unless its name says what it ends; no property, and no promise."""
     if end.is_abstract or LENDING & set(end.decorators) or end.is_static:
         return False
-    told_nothing = needs_nothing(end) or end.name in LEAVING
+    told_nothing = needs_nothing(end) or end.name in EXITS
     return named or (told_nothing and NO_END.isdisjoint(split(end.name)[:1]))
 
 
