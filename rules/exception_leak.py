@@ -6,8 +6,9 @@ cancellation at an await, or the closing of a generator leaves the function whil
 `--exceptions explicit` calls do not count, with `none` nothing does.
 
 A lease that the function hands over at the end is reported only for its own `raise` and `assert`
-statements: that a call before the hand-over could fail is true of nearly every line and seldom worth a
-change.
+statements, and for a callee that says `raise` in so many words: of a class of the project's own, or of one
+that a caller of the function has a handler for. That any other call before the hand-over could fail is true
+of nearly every line and seldom worth a change.
 
 ## Why
 Out-of-memory errors, timeouts and client disconnects are exceptions, and they come when memory is
