@@ -20,6 +20,7 @@ _DONE = re.compile(
             |(?P<struck>(?:discard|remove|difference_update)\()|(?P<added_to>add_\()|(?P<lessened>sub_\())
         |\ (?:(?P<less>-=\ (?:\{|set\())|(?P<fewer>-=\ )|(?P<more>\+=\ \w++(?:\n|\Z))|(?P<raised>\+=\ )
             |(?P<also>\|=\ )|(?P<masked>&(?:=\ |\ ~))|(?P<turned>\^=\ )|(?P<summed>[+-]\ )))
+    |\[[^][\n:]*+:[^][\n:]*+\]\ =\ (?P<blanked>\[(?:None|False|0)\]\ \*|bytes\(|b["']\\x00)
     |(?:\[(?:[^][\n]|\[[^]\n]*+\])*+\])++\ =\ (?:
         (?P<emptied>self\.\w++\[[^]\n]*+\],\ None|None|False|0|-1(?!\d)
         |(?:\w++\.)?(?:IDLE|FREE|AVAILABLE|UNUSED|VACANT|EMPTY)\b
@@ -43,6 +44,7 @@ _UNDONE = (
     (("first",), (*_ENTERED, "emptied")),
     (("emptied", "spanned"), _ENTERED),
     (("fewer", "less", "minus", "lessened"), ("raised", "more", "plus", "added_to")),
+    (("blanked",), _ENTERED),
     (("fewer",), _ENTERED),
     (("taken",), _ENTERED),
     (("struck",), _PUT),
@@ -75,6 +77,7 @@ _RECKONED = re.compile(rb"self\.(\w+) (?:-|[<>]=?) self\.(\w+)")
 _ASKED = (b"== ", b" is ", b" in (", b".index(", b"is not ", b"!= ")
 _LOCAL = re.compile(rb"(?:^|[^\w.])([a-z_]\w*)$")
 _OF_FIELD = rb"\b%b = self\.(\w+)(?:\.(?:get|setdefault)\(|\[|\n)"
+_OF_TURN = rb"for (?:\w+, )?%b in (?:\w+\()*self\.(\w+)\.(?:values|items)\("
 _WRITTEN_OTHERWISE = (
     (frozenset({b"heappop"}), b"heappop(self.", "taken", _NAME),
     (frozenset({b"iter"}), b"next(iter(self.", "first", _NAME),
@@ -107,6 +110,10 @@ _SET_TOGETHER = re.compile(rb"self\.(\w++)(?:, self\.\w++)++ = [a-z_]\w*+\n")
 """`self.top, self.live = mark`"""
 _CUT_SPAN = re.compile(rb"\] = \(\w+ \+ (\w+), \w+ - \1\)")
 """A gap of which the first part goes: `self.gaps[at] = (start + n, length - n)`."""
+
+_FIRST_OF_ALL = (b"(0, ", b"[0, ", b"{0: ")
+_WHOLE_AT_FIRST = re.compile(rb"self\.\w++(?:: [^\n=]++)? = (?:\[(?:\(|\[|[\w.]++\()0, |\{0: )[a-z]")
+"""All that there is in one span: `self.holes = [(0, size)]`, `[Span(0, size)]`, `{0: size}`."""
 
 _RINGED = re.compile(rb"(\.next\w*+) = \w++\1\b")
 """A node that is left out of a list of nodes."""
@@ -155,6 +162,7 @@ def works_both_ways(text: Searched) -> bool:
         or any(re.search(rb"self\.%b = \w+(?:\n|\Z)" % head, data) for head in notes["head"])
         or _flagged(data, text)
         or _CUT_SPAN.search(data) is not None
+        or (any(first in data for first in _FIRST_OF_ALL) and _WHOLE_AT_FIRST.search(data) is not None)
         or (text.has(b"next") and any(_RINGED.match(data, at) for _, at in places(b".next", data)))
         or any(b".%b += 1" % count in data for count in set(ending_before(b" -= 1", _USED, data)))
         or _put_back_by_name(notes["taken"], data)
@@ -292,6 +300,8 @@ def _notes(data: bytes, text: Searched) -> Notes:
     for local in _popped(data) if text.has(b"pop") else ():
         if local + b" = self." in data:
             notes["taken"].update(re.findall(_OF_FIELD % local, data))
+        if local + b" in " in data:
+            notes["taken"].update(re.findall(_OF_TURN % local, data))
     if text.has(b"heappush(") or text.has(b"insort"):
         notes["sorted"].update(re.findall(_INTO_ORDER, data))
     return notes

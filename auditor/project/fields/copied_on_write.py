@@ -3,6 +3,7 @@ many have the block that is there, `if table[-1].users > 1:`, and drops its own 
 `if not pool.is_shared(last): return` and `if pool.refs[last] == 1: return`, of what goes by its number."""
 
 import ast
+import re
 from collections.abc import Callable, Iterator, Set
 
 from auditor.project.code.bindings import assignments, given_to
@@ -19,6 +20,8 @@ SHARED = frozenset(
      "count", "counts", "users", "owners", "holders", "readers"}
 )  # fmt: skip
 """Words of what tells whether others have it."""
+
+COPYING_ON_WRITE = re.compile(r"(?:^|_)(?:cow|copy_on_write|unshare|make_(?:writable|private))(?:_|$)")
 
 NOTING = frozenset({"append", "print", "len", "debug", "info", "int", "hash"})
 
@@ -91,10 +94,12 @@ class _Place:
 
     def is_asked_before(self, line: int) -> bool:
         """`if last.users > 1:`, `if table[-1].users == 1: return`; not `last.users <= 0`, nor
-        `last.expires < now`, after which it is over."""
+        `last.expires < now`, after which it is over. A method by the name of `copy_on_write` need not ask."""
         tests = [
             node.test for node in self.method.statements if isinstance(node, ast.If) and node.lineno < line
         ]
+        if COPYING_ON_WRITE.search(self.method.name):
+            return True
         return any(
             self._is_counted(asked) if isinstance(asked, ast.Compare) else self._asks_the_pool(asked)
             for test in tests

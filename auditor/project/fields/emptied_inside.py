@@ -1,7 +1,7 @@
 """Tables within the records of a table, of which a method lets go though others give back what lies there:
 
     self.halls[name].spots.clear()        hall = self.halls[name]
-                                          hall.spots = []
+                                          hall.spots = []       or  hall.spots = hall.spots[:keep]
 
 and rows or whole records in whose place a method puts an empty one: `self.plans[level] = []` in
 `replan(level)`, `old = self.sensors[name]`, `self.sensors[name] = Sensor(old.name)`."""
@@ -43,6 +43,9 @@ def _empties(method: Function, node: ast.stmt, table: str, inner: str) -> bool:
             pass
         case ast.Delete(targets=[ast.Subscript(value=held)]):
             pass
+        case ast.Assign(targets=[held], value=ast.Subscript(value=whole, slice=ast.Slice())):
+            if ast.unparse(held) != ast.unparse(whole):
+                return False
         case _:
             return False
     match held:

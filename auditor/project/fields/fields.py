@@ -42,6 +42,7 @@ from auditor.project.fields.forgetting import (
 from auditor.project.fields.in_its_hands import stays_in_its_hands
 from auditor.project.fields.in_others import gathered_only, only_filled
 from auditor.project.fields.in_records import Records
+from auditor.project.fields.left_by_the_other_end import left_by_the_other_end
 from auditor.project.fields.lists_on_records import cut_on_records
 from auditor.project.fields.lost_first import overwritten_as_well
 from auditor.project.fields.making_room import thrown_out
@@ -134,6 +135,7 @@ class Fields(CountsAtEnds):
                 fields += (*self._left_in_its_table(outcome), *self._with_its_flag_turned(outcome))
                 fields += tuple(self._lost_on_records(outcome)) if not fields else ()
                 fields += tuple(self._left_by_an_end(outcome)) if not fields else ()
+                fields += tuple(self._left_by_the_other(outcome, fields))
                 fields += tuple(self._part_forgotten(outcome))
                 fields += tuple(put_aside(outcome, partial(self._known_releases, outcome)))
             if fields:
@@ -181,6 +183,11 @@ class Fields(CountsAtEnds):
         if (cls := outcome.function.cls) is not None:
             known = partial(self._known_releases, outcome)
             yield from left_by_an_end(outcome, list(self.family_of(cls)), self.project, known)
+
+    def _left_by_the_other(self, outcome: Outcome, fields: Sequence[StoredField]) -> Iterator[StoredField]:
+        if (cls := outcome.function.cls) is not None:
+            family, calls = list(self.family_of(cls)), self.recogniser.calls
+            yield from left_by_the_other_end(outcome, fields, family, self.project, calls)
 
     def _part_forgotten(self, outcome: Outcome) -> Iterator[StoredField]:
         if (cls := outcome.function.cls) is not None and not outcome.acquisition.foreign:

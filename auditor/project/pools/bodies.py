@@ -144,7 +144,7 @@ def kept_under_parameter(function: Function) -> Position | None:
     owner = function.owner
     derived = {name: index for index, name in enumerate(parameters)}
     for node in function.nodes:
-        if isinstance(node, (ast.For, ast.comprehension)):
+        if isinstance(node, (ast.For, ast.comprehension)) and not _is_numbers(node.iter):
             sources = [
                 name.id for name in walk(node.iter) if isinstance(name, ast.Name) and name.id in derived
             ]
@@ -167,6 +167,11 @@ def kept_under_parameter(function: Function) -> Position | None:
                 if isinstance(root, ast.Name) and root.id in derived:
                     return derived[root.id]
     return None
+
+
+def _is_numbers(over: ast.expr) -> bool:
+    """`range(first, first + n)`: places, of which it was told how many."""
+    return isinstance(over, ast.Call) and last_part(over.func) == "range"
 
 
 def shared_key(function: Function, partners: list[Function]) -> Position | None:

@@ -16,7 +16,7 @@ from auditor.project.shapes.marked_by_helpers import marked_by_helper
 from auditor.project.shapes.markings import Marking, marked_by
 from auditor.project.shapes.name_bindings import FILLING, Binding, bindings, bound_by, mentions
 from auditor.project.shapes.owners import owners_of, shared_by
-from auditor.project.shapes.pieces import gone_over, is_end_of, joins, left_out
+from auditor.project.shapes.pieces import gone_over, is_end_of, joins, leaves_a_rest, left_out
 from auditor.project.shapes.pool_state import REMOVERS, is_queue, own_parameters
 from auditor.source.nodes import children, walk
 
@@ -191,8 +191,8 @@ class _Reader:
                 self.work.taken.append((name, node))
 
     def _gone_over(self, each: ast.expr, over: ast.expr) -> None:
-        """`for pile in self.piles.values():`, `for size, pile in self.piles.items():`"""
-        match over, each:
+        """`for pile in self.piles.values():`, `for size, pile in sorted(self.piles.items()):`"""
+        match gone_over(over), each:
             case (ast.Call(func=ast.Attribute(value=table, attr="values"), args=[]), ast.Name(id=pile)) | (
                 ast.Call(func=ast.Attribute(value=table, attr="items"), args=[]),
                 ast.Tuple(elts=[_, ast.Name(id=pile)]),
@@ -266,7 +266,7 @@ class _Reader:
             self.aliases[target.id] = name
         elif isinstance(target, ast.Subscript) and (into := self.field_of(target.value)) is not None:
             self.work.put.append(Put(into, target.slice, value))
-            if isinstance(value, ast.Tuple) and any(isinstance(each, ast.BinOp) for each in value.elts):
+            if leaves_a_rest(value):
                 self._taken_in_loop(into)
 
     def _changed(self, target: ast.expr, op: ast.operator, value: ast.expr) -> None:

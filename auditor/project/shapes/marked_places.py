@@ -33,7 +33,23 @@ def marks(work: FieldWork, put: Put) -> bool:
     found = names.isdisjoint(work.from_told) or any(_looked_for(work, put.field, name) for name in names)
     found = found or (names.isdisjoint(work.told) and _is_looked_at(work, put.field, put.key))
     handed_out = any(isinstance(value, ast.Name) and value.id in names for value in work.returned)
-    return bool(names) and found and handed_out
+    return bool(names) and ((found and handed_out) or _marks_a_run(work, put, names))
+
+
+def _marks_a_run(work: FieldWork, put: Put, names: Set[str]) -> bool:
+    """`for place in range(first, first + n): self.used[place] = owner`, and `return first`, where it has
+    looked for so many."""
+    returned = {node.id for value in work.returned for node in walk(value) if isinstance(node, ast.Name)}
+    nodes = _mentioned(work, put.field)
+    for loop in work.method.of_kind(ast.For):
+        match loop:
+            case ast.For(
+                target=ast.Name(id=place),
+                iter=ast.Call(func=ast.Name(id="range"), args=[ast.Name(id=first), _]),
+            ) if place in names and first in returned - set(work.told):
+                tests = (test for node in work.method.nodes for test in _tests(node))
+                return any(mentions(test, frozenset(), nodes) for test in tests)
+    return False
 
 
 def clears(work: FieldWork, put: Put) -> bool:

@@ -116,6 +116,15 @@ def _is_rest(value: ast.expr) -> bool:
     return False
 
 
+def leaves_a_rest(span: ast.expr) -> bool:
+    """`(low + n, high)`, `(low + n, size - n)`; `(low + n, high + n)` is as large as it was."""
+    ends = span.elts if isinstance(span, ast.Tuple) else []
+    reckoned = [each for each in ends if isinstance(each, ast.BinOp)]
+    return bool(reckoned) and not all(
+        isinstance(each, ast.BinOp) and isinstance(each.op, ast.Add) for each in ends
+    )
+
+
 def gone_over(over: ast.expr) -> ast.expr:
     """The container of `enumerate(self.idle)` and of `list(self.idle)`."""
     match over:

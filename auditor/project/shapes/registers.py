@@ -67,8 +67,17 @@ def _compared(node: ast.stmt) -> Iterator[ast.expr]:
 
 
 def _is_its_length(side: ast.expr, own: str, field: str) -> bool:
-    called = isinstance(side, ast.Call) and getattr(side.func, "id", "") == "len"
-    return called and any(own_attribute(each, own) == field for each in getattr(side, "args", ()))
+    """`len(self.seated)`, or the sum of what stands there, and more: `sum(self.shares.values()) + wanted`."""
+    match side:
+        case ast.Call(func=ast.Name(id="len"), args=[each]):
+            return own_attribute(each, own) == field
+        case ast.BinOp(left=whole, op=ast.Add()):
+            return _is_its_length(whole, own, field)
+        case ast.Call(
+            func=ast.Name(id="sum"), args=[ast.Call(func=ast.Attribute(value=each, attr="values"), args=[])]
+        ):
+            return own_attribute(each, own) == field
+    return False
 
 
 def _under_drawn_numbers(
@@ -149,8 +158,10 @@ def strikes(work: FieldWork, name: str) -> bool:
 
 
 def _is_number(value: ast.expr, counted: set[str]) -> bool:
-    """`self.number`, `next(self.numbers)`, `uuid.uuid4().hex`"""
+    """`self.number`, `next(self.numbers)`, `uuid.uuid4().hex`, `object()`"""
     match value:
+        case ast.Call(func=ast.Name(id="object"), args=[]):
+            return True
         case ast.Attribute(value=ast.Name(), attr=attr):
             return attr in counted
         case ast.Call(func=ast.Name(id="next"), args=[ast.Attribute(value=ast.Name())]):

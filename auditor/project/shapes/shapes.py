@@ -43,6 +43,7 @@ from auditor.project.shapes.own_helpers import by_name
 from auditor.project.shapes.pieces import cuts_spans, is_cut, is_whole_at_first
 from auditor.project.shapes.registers import registers, strikes
 from auditor.project.shapes.rings import ringed_again
+from auditor.project.shapes.spans import cut_into_spans
 from auditor.project.shapes.states import states
 from auditor.project.shapes.stocked import stocked_with_memory
 from auditor.project.shapes.use_flags import entries
@@ -93,6 +94,8 @@ def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
             else:
                 queues.update(work.method.name for work in (*takers, *givers))
     yield from _put_elsewhere(lending, named, begun, works)
+    for taker, givers in cut_into_spans(lending, named, begun):
+        yield from _shape([taker], givers)
     lending = [work for work in lending if work.method.name not in queues]
     given = [work for work in named if work.method.name not in queues]
     for taker, givers in states(lending, given):
