@@ -103,6 +103,9 @@ class Setting(Protocol):
     def only_asks(self, call: Call, given: bool) -> bool:
         """Whether the call changes nothing; `given` tells that it was given the object."""
 
+    def is_an_answer(self, at: ast.AST) -> bool:
+        """Whether it is what the object answers, and no part of it."""
+
     def ends_it(self, call: Call) -> bool:
         """Whether the call gets rid of what it is given: nobody has it afterwards."""
 
@@ -162,6 +165,9 @@ class Forgetting:
         if held.boxed and self._empties(op, held):
             self.ends.lost.append((Loss.REBOUND, node, held))
             return ()
+        if not held.boxed and held.asked >= 0 and self._is_renamed(op, held):
+            self.ends.lost.append((Loss.REBOUND, node, held))
+            return ()
         after = self._after(node, op, held)
         return (after,) if after is not None and after.places else ()
 
@@ -189,6 +195,14 @@ class Forgetting:
                 return (name,) in held.places and self.setting.is_box(name)
         return False
 
+    def _is_renamed(self, op: Op, held: Untouched) -> bool:
+        """`env = self._start()`: the one name that it had is another's."""
+        match op:
+            case Move(target=(name,), source=source) if not is_temporary((name,)) and not held.names(source):
+                named = {place for place in held.places if not is_temporary(place)}
+                return named == {(name,)} and HIDDEN not in name and not held.is_spelled_in(op.at)
+        return False
+
     def _is_gone_over(self, op: Next, held: Untouched) -> bool:
         alone = held.boxed and held.names(op.source) and len(op.source) == 1
         return alone and self.setting.is_read_once_after(op.source[0], op.at)
@@ -202,6 +216,8 @@ class Forgetting:
         return ()
 
     def _after(self, node: int, op: Op, held: Untouched) -> Untouched | None:
+        if isinstance(op, Call | Await | Move | Fresh) and self.setting.is_an_answer(op.at):
+            return held
         match op:
             case Assume():
                 return self._assume(node, op, held)

@@ -40,7 +40,7 @@ def _counts_what_it_makes(works: Sequence[FieldWork], counter: str, stores: set[
     down = [(work, suite) for work in works for suite in _changing(work, counter, ast.Sub)]
     return (
         any(_is_limited(work, counter) for work in works)
-        and all(_makes(suite) and not _takes(work, suite, stores) for work, suite in up)
+        and all(_makes_there_or_behind(work, suite) and not _takes(work, suite, stores) for work, suite in up)
         and not any(_puts(work, suite, stores) for work, suite in down)
     )
 
@@ -87,6 +87,13 @@ def _without_guards(suite: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _without_guards(statement.body)
         else:
             yield statement
+
+
+def _makes_there_or_behind(work: FieldWork, suite: list[ast.stmt]) -> bool:
+    """Also where the count is raised under a lock, and one is made behind it: `self.made += 1`, `break`."""
+    behind = (call for call in work.method.calls if call.lineno > (suite[-1].end_lineno or 0))
+    leaves = isinstance(suite[-1], ast.Break)
+    return _makes(suite) or (leaves and any(is_maker(last_part(call.func)) for call in behind))
 
 
 def _makes(suite: list[ast.stmt]) -> bool:

@@ -21,7 +21,7 @@ from auditor.project.shapes.field_work import FieldWork
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import walk
 
-ENDS = re.compile(rf"(?:{CLOSING.pattern}|dispose|free|unlink|hang_?up)")
+ENDS = re.compile(rf"(?:{CLOSING.pattern}|dispose|free|unlink|hang_?up|stop)")
 ENDING = re.compile(rf"\.{ENDS.pattern}\(\)")
 
 ENDED = frozenset({"closed", "closing", "alive", "dead", "gone", "connected", "disconnected", "terminated",
@@ -31,6 +31,10 @@ ENDED = frozenset({"closed", "closing", "alive", "dead", "gone", "connected", "d
 
 KNOWN_ELSEWHERE = BOOKS - {"stale", "pinned", "version", "generation", "epoch", "stamp"}
 """Words by which the class's books say that somebody else has it."""
+
+BOUNDS = frozenset({"max", "maximum", "limit", "most"})
+WEAR = frozenset({"count", "counts", "uses", "use", "used"})
+"""Words by which, beside those, the class tells that one is worn out: `conn.uses >= self.max_uses`."""
 
 
 def ended_stock(cls: Class, later: Sequence[FieldWork]) -> Stock | None:
@@ -49,7 +53,8 @@ def tells_no_end(test: ast.expr) -> bool:
         return False
     nodes = (node for node in walk(test) if isinstance(node, ast.Name | ast.Attribute))
     words = {word.lower() for node in nodes for word in split(getattr(node, "attr", getattr(node, "id", "")))}
-    return words.isdisjoint(ENDED | KNOWN_ELSEWHERE)
+    wear = WEAR if not BOUNDS.isdisjoint(words) else frozenset()
+    return words.isdisjoint((ENDED | KNOWN_ELSEWHERE) - wear)
 
 
 def _is_lent(later: Sequence[FieldWork], name: str) -> bool:

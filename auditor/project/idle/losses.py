@@ -41,6 +41,7 @@ from auditor.project.idle.reasons import (
     suits_others,
 )
 from auditor.project.idle.remainders import may_cut_holes, remainders
+from auditor.project.idle.rests_dropped import rests_dropped
 from auditor.project.idle.setting import TakenHere
 from auditor.project.idle.shelves import shelf_of
 from auditor.project.idle.stock import Stock, begun_and_later, filled_by_others, puts_back, stock_of
@@ -95,6 +96,7 @@ def with_idle(
             lost = [
                 *(lost_idle(lineage, module, lending) if pools else ()),
                 *(remainders(module) if holes else ()),
+                *(rests_dropped(module) if pools or holes else ()),
             ]
             found |= {lease.span: lease for lease in lost}
     for lease in leases:
@@ -160,6 +162,7 @@ def _lost_by(stock: Stock, work: FieldWork) -> Iterator[Lease]:
             leaks = tuple(leak for node in take.nodes(work.method) for leak in judge.leaks(node))
         except (TooLarge, TooManyStates, RecursionError):
             continue  # of what is not followed nothing is said
+        leaks = tuple(leak for leak in leaks if leak.loss is not Loss.REBOUND) or leaks  # what comes first
         if not leaks and not GETTING_RID.match(work.method.name) and (left := cut_short(judge.here)):
             leaks = (judge.rest_left_at(left),)
         if not leaks and (better := best_passed_over(judge.here)):
@@ -237,6 +240,8 @@ class _Judge:
         test = self.here.tests.get(id(asked.at))
         named = held.roots | ({self.take.name} - {""})
         hands_out = ends.handed_out or self._counts_and_hands_out(asked)
+        if test is not None and self._gets_another_otherwise(test, named, path):
+            return True
         if not (hands_out or ends.passed_on or self._is_booked()):
             return test is not None and self._was_to_stay(test, named, path)
         if isinstance(asked, Call):
@@ -266,7 +271,7 @@ class _Judge:
         if held.asked >= 0 and isinstance(self.graph.ops[held.asked], Call):
             return self._caught(ends, loss, path)
         test = self.here.tests.get(id(self.graph.ops[held.asked].at)) if held.asked >= 0 else None
-        names = held.roots | ({self.take.name} - {""})
+        names = held.roots | ({self.take.name} - {""}) | self.here.answers
         about_it = test is not None and any(getattr(node, "id", None) in names for node in walk(test))
         return test is not None and about_it and not held.boxed and tells_no_end(test)
 
@@ -299,6 +304,24 @@ class _Judge:
         ops = [self.graph.ops[station.node] for station in path]
         counted = any(isinstance(op, InPlace) and self.here.counts_another(op) for op in ops)
         return not counted and any(isinstance(op, Call) and is_maker(last_part(op.at.func)) for op in ops)
+
+    def _gets_another_otherwise(self, test: ast.expr, named: Set[str], path: list[Station]) -> bool:
+        """`if old.numel() >= size: continue`, where the store gets `torch.empty(size)` in place of the
+        others."""
+        turn = {id(node) for loop in self.here.loops for node in walk(loop)}
+        made = [
+            call
+            for call in self.function.calls
+            for put in self.work.put
+            if put.field in self.store.fields
+            and isinstance(put.thing, ast.Call)
+            and is_maker(last_part(put.thing.func))
+            and id(call) in turn
+            and put.thing in call.args
+        ]
+        passed = {id(self.graph.ops[station.node].at) for station in path}
+        about_it = any(getattr(node, "id", None) in named for node in walk(test))
+        return bool(made) and about_it and not any(id(call) in passed for call in made)
 
     def _was_to_stay(self, test: ast.expr, named: Set[str], path: list[Station]) -> bool:
         """`gone += 1` counts the others that a method gets rid of, and not this one."""

@@ -66,6 +66,7 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
     if not asked.known:
         return False
     words = asked.words - {word for name in names for word in split(name)}
+    words -= {word for name in _lists_of_the_caller(test, function) for word in split(name)}
     books = bool(words & BOOKS)
     by_caller = _is_held_against(test, own_parameters(function))
     if stock.alone and any(_is_feature(node, names) for node in walk(test)):
@@ -84,6 +85,13 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
     features = [node for node in asked.nodes if _is_feature(node, names) and id(node) not in single]
     kept = any(_is_set_by(stock, last_part(node)) for node in features)
     return _mentions_any(asked, told - names) or (bool(features) and not (kept or stock.given))
+
+
+def _lists_of_the_caller(test: ast.expr, function: Function) -> Iterator[str]:
+    """`excluded` of `if slot in excluded:`, which one caller says of his own."""
+    told = own_parameters(function)
+    searched = (each for node in walk(test) for each in _searched(node))
+    return (each.id for each in searched if isinstance(each, ast.Name) and each.id in told)
 
 
 def speaks_of_books(stock: Stock, function: Function, test: ast.expr, taking: ast.expr) -> bool:

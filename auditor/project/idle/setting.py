@@ -19,7 +19,7 @@ from auditor.project.idle.supply import is_empty
 from auditor.project.idle.takes import Take
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.full_at_first import INITIAL
-from auditor.project.shapes.name_bindings import bound_by
+from auditor.project.shapes.name_bindings import FILLING, bound_by
 from auditor.project.shapes.pool_state import changes_state
 from auditor.protocols.vocabulary import split
 from auditor.source.nodes import blocks_of, walk
@@ -40,6 +40,7 @@ ON_PATHS = frozenset({"join", "exists", "lexists", "isfile", "isdir", "basename"
 ASKING = re.compile(
     r"_*(?:is|has|can|fits?|should|check|suits?|matches|needs|contains|covers|connect_ex|ping|probe|verify"
     r"|validate|test)(?:_|$)|_*isn?(?=[A-Z])"
+    r"|_*(?:\w+_)?(?:ready|expired|stale|due|alive|healthy|usable|eligible|too_\w+)$"
 )
 READING = frozenset({"values", "items", "keys", "get", "count", "copy"})
 ORDERING = frozenset({"sort", "reverse", "shuffle", "heapify", "rotate"})
@@ -52,9 +53,18 @@ ENDING_IT = re.compile(
 CLOSING = re.compile(r"a?close(?:_\w+)?|terminate|shut(?:_?down)?|disconnect|kill|destroy")
 
 
-def _writes(function: Function, fields: Set[str]) -> bool:
+def _lowers(function: Function, fields: Set[str]) -> bool:
+    """Or writes them otherwise than by `self.made += 1`, which says that there is one more."""
+    raised = {
+        id(node.target)
+        for node in function.statements
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)
+    }
     return any(name in fields for name, *_ in field_work(function).balances) or any(
-        isinstance(node, ast.Attribute) and node.attr in fields and not isinstance(node.ctx, ast.Load)
+        isinstance(node, ast.Attribute)
+        and node.attr in fields
+        and not isinstance(node.ctx, ast.Load)
+        and id(node) not in raised
         for node in function.nodes
     )
 
@@ -84,7 +94,7 @@ class TakenHere:
         return (
             bool(counters)
             and not ENDING_THE_POOL.fullmatch(self.function.name)
-            and not _writes(self.function, counters)
+            and not _lowers(self.function, counters)
             and any(
                 field in counters and way < 0
                 for work in self.store.works
@@ -181,9 +191,8 @@ class TakenHere:
         if (name in LOGGING and is_quiet(call.at)) or (name == "print" and receiver is None):
             return True
         if receiver is not None and receiver[0] == self.own:
-            return (
-                not given and (name in READING | ORDERING or self._is_of_others(call))
-            ) or self._asks_itself(call)
+            of_others = self._is_of_others(call) or self._is_told(call) or self._goes_back(call)
+            return (not given and (of_others or name in READING | ORDERING)) or self._asks_itself(call)
         if name in ORDERING and not given:
             return True
         on_paths = name in ON_PATHS and receiver is not None and receiver[-1].lstrip(".@") == "path"
@@ -195,6 +204,34 @@ class TakenHere:
             return False
         by_caller = receiver is None and name in self.function.parameters
         return not given or by_caller or ASKING.match(name) is not None or self._asks_it(call)
+
+    def is_an_answer(self, at: ast.AST) -> bool:
+        """`pong = await conn.request("ping")`: what has to be ended has answered, and is open as before."""
+        value = at.value if isinstance(at, ast.Assign | ast.Expr) else at
+        if not self.store.ends:
+            return False
+        match value.value if isinstance(value, ast.Await) else value:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=way), args=args):
+                told = any(
+                    isinstance(node, ast.Name) and (node.id,) in self._named
+                    for arg in args
+                    for node in walk(arg)
+                )
+                return (name,) in self._named and not told and not ENDING_IT.search(way)
+        return False
+
+    @cached_property
+    def answers(self) -> set[str]:
+        """The local names of such answers."""
+        statements = (each for each in self.function.statements if isinstance(each, ast.Assign))
+        given = (to for each in statements if self.is_an_answer(each) for to in each.targets)
+        return {to.id for to in given if isinstance(to, ast.Name)}
+
+    @cached_property
+    def _named(self) -> set[Path]:
+        """The local name of what is taken."""
+        given = ((to.id, value) for to, value in assignments(self.function) if isinstance(to, ast.Name))
+        return {(name,) for name, value in given if any(part is self.take.shown for part in walk(value))}
 
     def _complains(self, call: ast.Call) -> bool:
         """`raise ValueError(f"{page} is not aligned")`: a text about it."""
@@ -222,6 +259,20 @@ class TakenHere:
             bool(field)
             and field not in self.store.fields | self.store.counters | worked
             and (all(place[0] != self.own or len(place) > 1 for place in told))
+        )
+
+    def _goes_back(self, call: Call) -> bool:
+        """`self._free.extend(picked)`: others go back."""
+        path = call.receiver or ()
+        return len(path) == 2 and path[1].lstrip(".") in self.store.fields and call.method in FILLING
+
+    def _is_told(self, call: Call) -> bool:
+        """`self._start()` of a function that the constructor was told: it knows nothing of the object."""
+        told = [*(place for place, _ in call.args), *(place for _, place in call.kwargs)]
+        return (
+            call.receiver == (self.own,)
+            and f".{call.method}" in self._given
+            and not any(place == (self.own,) for place in told)
         )
 
     def _asks_it(self, call: Call) -> bool:

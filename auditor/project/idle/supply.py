@@ -125,7 +125,7 @@ class Supply:
         arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
         return any(
             mentions(each, self.of_stock, self.marked) or self._is_about_one(each) for each in arguments
-        ) or any(True for _ in self._tests_around(call))
+        ) or any(True for _ in (*self._tests_around(call), *self._turns_around(call)))
 
     @cached_property
     def _things(self) -> Set[str]:
@@ -150,6 +150,16 @@ class Supply:
             asks = isinstance(node, (ast.If, ast.IfExp)) and self._is_about_one(node.test)
             if isinstance(node, (ast.If, ast.IfExp)) and asks and any(each is call for each in walk(node)):
                 yield node.test
+
+    def _turns_around(self, call: ast.Call) -> Iterator[ast.stmt]:
+        """Loops that take one out before they make this one, in each turn."""
+        taken = taken_ids(self.work, self.fields)
+        for loop in self.work.method.statements:
+            if isinstance(loop, ast.For | ast.AsyncFor | ast.While):
+                nodes = [node for part in loop.body for node in walk(part)]
+                before = (node for node in nodes if id(node) in taken)
+                if any(each is call for each in nodes) and any(n.lineno < call.lineno for n in before):  # type: ignore[attr-defined]
+                    yield loop
 
     def _set_anew(self) -> Iterator[ast.expr]:
         for node in self.work.method.statements:

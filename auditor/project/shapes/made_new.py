@@ -16,7 +16,8 @@ MAKERS = frozenset({"empty", "zeros", "ones", "full", "empty_like", "zeros_like"
 OF_ARRAYS = frozenset({"torch", "np", "numpy"})
 
 MAKING = frozenset({"make", "create", "new", "factory", "build", "connect", "open", "spawn", "reg",
-                    "register", "alloc", "allocate", "malloc", "maker", "builder", "ctor"})  # fmt: skip
+                    "register", "alloc", "allocate", "malloc", "maker", "builder", "ctor", "dial", "boot",
+                    "launch"})  # fmt: skip
 """Words in the names of methods and fields that make something new."""
 
 

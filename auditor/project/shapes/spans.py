@@ -31,19 +31,22 @@ def cut_into_spans(
 
 
 def _whole_at_first(work: FieldWork) -> Iterator[str]:
-    """`[(0, size)]`, `[Span(0, size)]`, `{0: size}`"""
     for target, value in assignments(work.method):
         name = own_attribute(target, work.method.owner or "")
-        match value:
-            case ast.List(elts=[ast.Tuple(elts=[first, size]) | ast.List(elts=[first, size])]):
-                pass
-            case ast.List(elts=[ast.Call(args=[first, size, *_])]) | ast.Dict(keys=[first], values=[size]):
-                pass
-            case _:
-                continue
-        begins = isinstance(first, ast.Constant) and first.value == 0
-        if name is not None and begins and not isinstance(size, ast.Constant):
+        if name is not None and is_whole(value):
             yield name
+
+
+def is_whole(value: ast.expr) -> bool:
+    """`[(0, size)]`, `[Span(0, size)]`, `{0: size}`"""
+    match value:
+        case ast.List(elts=[ast.Tuple(elts=[first, size]) | ast.List(elts=[first, size])]):
+            pass
+        case ast.List(elts=[ast.Call(args=[first, size, *_])]) | ast.Dict(keys=[first], values=[size]):
+            pass
+        case _:
+            return False
+    return isinstance(first, ast.Constant) and first.value == 0 and not isinstance(size, ast.Constant)
 
 
 def _cuts(work: FieldWork, name: str) -> bool:
