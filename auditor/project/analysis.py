@@ -31,6 +31,7 @@ from auditor.project.idle.losses import with_idle
 from auditor.project.leases.belief import disbelieved
 from auditor.project.leases.brought_to_contexts import brought_to_contexts, told_where_it_was_taken
 from auditor.project.leases.closed_early import closed_by_consumers
+from auditor.project.leases.closed_here import closed_here
 from auditor.project.leases.detached import note_detaching
 from auditor.project.leases.filled import note_filled
 from auditor.project.leases.filled_at_first import told_of_what_is_put_over
@@ -156,6 +157,7 @@ class Analysis:
         self._follow_what_comes_out()
         self._follow_openers()
         self._follow_what_is_lent()
+        self._follow_what_is_closed()
         return self._result()
 
     def _ask_users(self) -> None:
@@ -244,6 +246,16 @@ class Analysis:
                 self._follow(outcome.function, outcome.call, source)
         words, paths = self._callers_of(self._found_since(found_before))
         self._wave(paths, words)
+
+    def _follow_what_is_closed(self) -> None:
+        """By the function that opened it: what that does not lose otherwise, nobody asked about."""
+        for function, call, source in list(closed_here(self.recogniser)):
+            if id(call) not in self.outcomes:
+                self.recogniser.second_hand[call] = source
+                self._follow(function, call, source)
+                outcome = self.outcomes.get(id(call))
+                if outcome is not None and not loses_normally(outcome.lease):
+                    del self.outcomes[id(call)]
 
     def _with_aliases(self, words: set[str]) -> set[str]:
         return words.union(*(self._other_names[word] for word in words & self._other_names.keys()))
