@@ -70,6 +70,10 @@ class DecisionLowering(Lowering):
                 f"{name} is None", isinstance(op, (ast.Is, ast.Eq)), frozenset({left[0]}), kind=kind
             )
             return self._assume(test, asked, running or left)
+        if isinstance(op, ast.Is | ast.IsNot) and isinstance(right, ast.Name) and len(left) == 1:
+            key, names = f"{left[0]} is {right.id}", frozenset({left[0], right.id})
+            same = Condition(key, isinstance(op, ast.Is), names, kind="same", other=right)
+            return self._assume(test, same, left)  # `table.setdefault(key, row) is not row`
         result = self.builder.temporary()
         self.builder.emit(Fresh(test, result, (left,)))
         if len(left) == 1 and _is_spelt_out(right):

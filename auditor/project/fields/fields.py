@@ -57,7 +57,7 @@ from auditor.project.fields.pools_anew import begins_its_pool_anew
 from auditor.project.fields.put_aside import put_aside
 from auditor.project.fields.put_out import put_out_by
 from auditor.project.fields.reckoning import LOCKING, OPENING, takes_out
-from auditor.project.fields.reconnecting import refilled_by_a_handler
+from auditor.project.fields.reconnecting import refilled_by_a_handler, refilled_in_its_handler
 from auditor.project.fields.refillers import without_refillers
 from auditor.project.fields.refilling import filled
 from auditor.project.fields.replaced_together import ends_another_first
@@ -76,7 +76,7 @@ from auditor.project.meaning.summaries import EffectsOf, Summaries
 from auditor.project.outcome import Outcome, has_gone_to_the_caller
 
 STEPS = frozenset({"forward", "__call__", "step", "decode", "encode", "prefill", "run_step", "execute",
-                   "train_step",
+                   "train_step", "__next__", "__anext__",
                    "forward_step", "call", "process", "update", "training_step", "generate"})  # fmt: skip
 """Methods that are called once a step, so that what they store is stored again."""
 
@@ -614,7 +614,8 @@ class Fields(CountsAtEnds):
 
     def _refilled(self, function: Function, path: Path, at: Span) -> bool:
         family = list(self.family_of(function.cls)) if function.cls is not None else []
-        return len(path) == 2 and refilled_by_a_handler(function, family, path[1][1:], at.line)
+        itself = len(path) == 2 and refilled_in_its_handler(function, path[1][1:], at.line)
+        return itself or (len(path) == 2 and refilled_by_a_handler(function, family, path[1][1:], at.line))
 
     def _renewed(self, outcome: Outcome, path: Path) -> bool:
         """`__init__` has filled the field already, and on some way nobody gives back what it put there."""

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from auditor.flow.lease import Field, StoredField
 from auditor.project.code.bindings import assignments, own_attribute
+from auditor.project.code.entered import ENTERS
 from auditor.project.code.modules import Function
 from auditor.project.meaning.not_owning import asked_at_birth
 from auditor.project.outcome import Outcome
@@ -20,7 +21,7 @@ def overwritten_as_well(
         for each in fields
         if each.overwrite is not None
     }
-    making = ("__init__", "__post_init__")
+    making = {"__init__", "__post_init__", *ENTERS}
     begun = (each for each in outcomes if each.function.name in making and id(each.call) in found)
     return {
         id(outcome.call): tuple(

@@ -31,6 +31,23 @@ def refilled_by_a_handler(opening: Function, family: Sequence[Function], attribu
     )
 
 
+def refilled_in_its_handler(method: Function, attribute: str, line: int) -> bool:
+    """`try: return self.box.run(code)`, `except Died: self.box = self.pool.take()` on this line: the one that
+    failed came out of the pool, too."""
+    own = method.owner
+    for guarded in method.of_kind(ast.Try) if own is not None else ():
+        for handler in guarded.handlers:
+            caught = set() if handler.type is None else {*_named(handler.type)}
+            stores = any(getattr(node, "lineno", 0) == line for each in handler.body for node in walk(each))
+            if not stores or (caught and caught <= NOTHING_THERE) or own is None:
+                continue
+            calls = [node for each in handler.body for node in walk(each) if isinstance(node, ast.Call)]
+            ended = any(ENDING.search(last_name(call)) for call in calls)
+            if _uses(guarded.body, own, attribute) and not ended:
+                return not _touched(handler, own, (), attribute, line)
+    return False
+
+
 def _made_of(opening: Function, own: str, attribute: str) -> Iterator[str]:
     """`self.channel = self.connection.channel()`: who works with the one works with the other."""
     for node in walk(opening.node):

@@ -49,7 +49,7 @@ from auditor.project.code.guards import (
 )
 from auditor.project.code.modules import Function
 from auditor.project.leases.last_words import LAST_WORDS
-from auditor.project.leases.raised_for_want import raises_for_want
+from auditor.project.leases.raised_for_want import gathered_beside, raises_for_want
 from auditor.project.meaning.effects import FunctionEffects
 from auditor.project.meaning.written_raises import ALL
 from auditor.protocols.vocabulary import split
@@ -134,7 +134,7 @@ class Losses:
             if kind is Loss.CALL and failed is None and self._spelled_out(path):
                 kind = Loss.RAISE
             leak = Leak(kind, at, _name_of(held), steps, failed, started, held.parted)
-            wanted = kind is Loss.CALL and failed is not None and self._for_want(path)
+            wanted = kind is Loss.CALL and failed is not None and self._for_want(path, site)
             (for_want if wanted else found).append(leak)
         begun = self.graph.ops[site]
         acquisition = self.effects.acquisition(begun) if isinstance(begun, Call) else None
@@ -360,6 +360,8 @@ class Losses:
                 again = any(earlier.node == site for earlier in path[:index])
                 if text is not None and (again or call is not self.graph.ops[site].at):
                     return text
+            if station.edge in RAISING and (beside := self._gathered(op, site)):
+                return beside
             if station.edge in RAISING and isinstance(op, Call) and (station.node != site or self._wants(op)):
                 acquisition = self.effects.acquisition(op)
                 if acquisition is not None and not acquisition.managed:
@@ -371,9 +373,23 @@ class Losses:
         failing = (self.graph.ops[station.node].at for station in path if station.edge in RAISING)
         return all(isinstance(at, ast.Call) and self.effects.raises_past(at) for at in failing)
 
-    def _for_want(self, path: list[Station]) -> bool:
+    def _for_want(self, path: list[Station], site: int) -> bool:
         """Whether the acquire that fails raises in so many words where it has nothing to lend."""
-        return all(self._wants(self.graph.ops[station.node]) for station in path if station.edge in RAISING)
+        raising = (self.graph.ops[station.node] for station in path if station.edge in RAISING)
+        return all(self._wants(op) or self._gathered(op, site) for op in raising)
+
+    def _gathered(self, op: Op, site: int) -> str:
+        """The acquire that fails beside this one, or another of the same, in `gather(*(pool.take() ...))`."""
+        begun = self.graph.ops[site].at
+        known = self.effects.recogniser, self.function
+        for call in (
+            gathered_beside(op.at, begun) if isinstance(op, Call) and isinstance(begun, ast.Call) else ()
+        ):
+            acquired = next((o for o in self.graph.ops if isinstance(o, Call) and o.at is call), None)
+            other = self.effects.acquisition(acquired) if acquired is not None else None
+            if other is not None and raises_for_want(*known, call, other.protocol, gathered=True):
+                return other.text
+        return ""
 
     def _wants(self, op: Op) -> bool:
         acquisition = self.effects.acquisition(op) if isinstance(op, Call) else None

@@ -22,16 +22,37 @@ COUNTING = re.compile(r"^_?(?:can|could|has|fits|is_full|enough)(?:_|$)|room|ava
 """Questions whether there is enough."""
 
 
-def raises_for_want(recogniser: Recogniser, function: Function, call: ast.Call, protocol: str) -> bool:
-    """Whether this call of an acquire may raise so, and no handler around it is for any of what it raises."""
+def raises_for_want(
+    recogniser: Recogniser, function: Function, call: ast.Call, protocol: str, *, gathered: bool = False
+) -> bool:
+    """Whether this call of an acquire may raise so, and no handler around it is for any of what it raises;
+    be it where a coroutine is `gathered` with others."""
     lending = list(_lending(recogniser, function, call, protocol))
-    if len(lending) != 1 or begins_later(function, lending[0], call):
+    if len(lending) != 1 or (not gathered and begins_later(function, lending[0], call)):
         return False
     if says_none(lending[0]) or _counted_before(function, call) or _expects_none(function, call):
         return False
     raised = recogniser.written_raises.by(lending[0])
     foreseen = raised != recogniser.written_raises.uncaught(function, call, raised)
     return not foreseen and any(_is_for_want(each, lending[0].module.path) for each in raised)
+
+
+def gathered_beside(gather: ast.Call, call: ast.Call) -> Iterator[ast.Call]:
+    """What may fail while the call has got something: those beside it, itself where there are many of it;
+    nothing where `return_exceptions` lets all of them come to an end."""
+    if last_part(gather.func) != "gather" or any(each.arg == "return_exceptions" for each in gather.keywords):
+        return
+    inside = [node for arg in gather.args for node in walk(arg)]
+    if any(node is call for node in inside):
+        repeated = {
+            id(node)
+            for each in inside
+            if isinstance(each, ast.GeneratorExp | ast.ListComp)
+            for node in walk(each.elt)
+        }
+        for node in inside:
+            if isinstance(node, ast.Call) and (node is not call or id(call) in repeated):
+                yield node
 
 
 def _is_for_want(raised: Raised, path: str) -> bool:

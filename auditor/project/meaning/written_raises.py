@@ -134,10 +134,19 @@ def says_none(function: Function) -> bool:
 
 
 def begins_later(function: Function, target: Function, call: ast.Call) -> bool:
-    """`gather(*(pool.checkout() for _ in range(n)))`: a coroutine raises where it is awaited."""
+    """`gather(*(pool.checkout() for _ in range(n)))`: a coroutine raises where it is awaited. Those of
+    `await gather(one(), other())` are spelled out, and awaited there."""
     if not isinstance(target.node, ast.AsyncFunctionDef):
         return False
-    return not any(isinstance(node, ast.Await) and node.value is call for node in function.nodes)
+    return not any(
+        node.value is call
+        or (
+            isinstance(node.value, ast.Call)
+            and last_part(node.value.func) == "gather"
+            and call in node.value.args
+        )
+        for node in function.of_kind(ast.Await)
+    )
 
 
 def catches(guard: ast.AST, raised: Raised) -> bool:
