@@ -30,6 +30,7 @@ OPENING = frozenset({"open", "connect", "dial", "begin", "start", "create", "mak
 
 LOOKING_UP = frozenset({"get", "find", "lookup", "current", "existing", "cached", "peek", "shared"})
 
+LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 CLOSED = re.compile(r"^[ \t]+(?:await )?(\w+)\.a?close\(\)", re.MULTILINE)
 CLOSING = frozenset({"close", "aclose"})
 PROTOCOL = "files"
@@ -62,13 +63,27 @@ def _opened_and_closed(function: Function) -> Iterator[ast.Call]:
         return
     for suite in suites_of(function.node):
         for at, statement in enumerate(suite):
-            match statement:
-                case ast.Assign(targets=[ast.Name(id=name)], value=value) if isinstance(
-                    call := awaited(value), ast.Call
-                ):
-                    alone = len(list(given_to(function, name))) == 1
-                    if alone and any(_closes(later, name) for later in suite[at + 1 :]):
-                        yield call
+            for name, call, behind in _opening(statement):
+                alone = len(list(given_to(function, name))) == 1
+                if alone and any(_closes(later, name) for later in (*behind, *suite[at + 1 :])):
+                    yield call
+
+
+def _opening(statement: ast.stmt) -> Iterator[tuple[str, ast.Call, list[ast.stmt]]]:
+    """The name and the call of `conn = connect()`, with what comes right behind it in a `try` whose handlers
+    all leave: `try: conn = connect()`, `except OSError: return False`."""
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=name)], value=value) if isinstance(
+            call := awaited(value), ast.Call
+        ):
+            yield name, call, []
+        case ast.Try(body=body, handlers=handlers, orelse=orelse) if handlers:
+            if all(isinstance(handler.body[-1], LEAVING) for handler in handlers):
+                for at, inner in enumerate(body):
+                    if not isinstance(inner, ast.Try):
+                        yield from (
+                            (name, call, [*body[at + 1 :], *orelse]) for name, call, _ in _opening(inner)
+                        )
 
 
 def _closes(statement: ast.stmt, name: str) -> bool:

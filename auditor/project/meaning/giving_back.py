@@ -67,7 +67,7 @@ def giving_back(
             return _agreed(recogniser, wrappers, function, call, seen) if len(seen) < DEEPEST else None
     if targets or constructed is not None:
         return None
-    alike = recogniser.called_like(call) if dotted is None else None
+    alike = recogniser.called_like(call, function) if dotted is None else None
     way = _by_patterns(recogniser.built_in, names, function, call, certain=False)
     if alike is None or (way is not None and _is_used(way, function)):
         return way

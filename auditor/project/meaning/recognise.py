@@ -216,7 +216,7 @@ class Recogniser(Releases):
                 return found
         if targets and not all(target.is_abstract for target in targets):
             return None
-        if not targets and dotted is None and (like := self.called_like(call)) is not None:
+        if not targets and dotted is None and (like := self.called_like(call, function)) is not None:
             return _discovered(*like)
         if not targets and dotted is None and (like := self._given_back_in_kind(function, call)) is not None:
             return _discovered(*like)
@@ -296,13 +296,15 @@ class Recogniser(Releases):
             too=same_as(part),
         )
 
-    def called_like(self, call: ast.Call) -> tuple[Pair, Half] | None:
-        """An unknown receiver is believed where it is called like the pool."""
+    def called_like(self, call: ast.Call, function: Function | None = None) -> tuple[Pair, Half] | None:
+        """An unknown receiver is believed where it is called like the pool; of names that every container
+        has, where what goes by its name in the file of the function is asked for both halves."""
         if not isinstance(call.func, ast.Attribute):
             return None
         for pair, half in self._names.get(call.func.attr, ()):
             distinct = half.name.verb not in WEAK or len(split(half.function.name)) > 1
-            if distinct and called_like_pool(call.func.value, pair) and accepts(half.function, call):
+            both = function is not None and asked_for_both(function.module, call.func.value, pair)
+            if (distinct or both) and called_like_pool(call.func.value, pair) and accepts(half.function, call):
                 return pair, half
         return None
 

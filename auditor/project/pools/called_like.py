@@ -14,6 +14,9 @@ from auditor.source.nodes import walk
 UNSAYING = frozenset({"base", "abstract", "interface", "kv", "cache", "memory", "new", "the"})
 """Words of classes' names by which no pool is told from another thing."""
 
+SHORTEST = 2
+"""Letters by which a word is known."""
+
 _OF_CONTAINERS = COMMON_NAMES.union(*(map(dir, (list, set, dict, OrderedDict, deque))))
 """Names that say nothing of who is asked."""
 
@@ -27,7 +30,13 @@ def called_like_pool(receiver: ast.expr, pair: Pair) -> bool:
     mine = {singular(word) for word in split(pair.name)} - UNSAYING
     if GUARDS & set(split(name)[-1:]) - mine:
         return False  # `semaphore_cleanup_lock` is a lock, and no SemaphoreHandler
-    return bool(words & mine)
+    return bool(words & mine) or any(_is_short_for(word, whole) for word in words for whole in mine)
+
+
+def _is_short_for(word: str, whole: str) -> bool:
+    """`conn` of a ConnectionPool, `evs` of an EventPool."""
+    word = word.removesuffix("s")
+    return SHORTEST <= len(word) < len(whole) and whole.startswith(word)
 
 
 def _key_of(receiver: ast.expr) -> str:
