@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from auditor.flow.effects import Acquisition
 from auditor.flow.lease import EXCEPTIONAL, Lease
 from auditor.ir.ops import RESULT, Path
+from auditor.project.code.field_paths import shortened
 from auditor.project.code.modules import Function
 
 
@@ -29,6 +30,7 @@ class Outcome:
     says: frozenset[tuple[str, bool]] = frozenset()  # of the result, where it was stored
     stored: list[tuple[int, Path]] = field(default_factory=list)
     beside: frozenset[Path] = frozenset()
+    beside_at: frozenset[tuple[int, Path]] = frozenset()  # the same, with the node by which it lies there
     noted: frozenset[tuple[int, Path]] = frozenset()  # where what was marked has been put, and by which node
     held_over: Path = ()  # where those who call the function may end what it leaves held
     recorded: bool = False
@@ -49,8 +51,17 @@ def merged_outcome(one: Outcome, other: Outcome) -> Outcome:
     one.returned = one.returned or other.returned
     one.stored += other.stored
     one.beside |= other.beside
+    one.beside_at |= other.beside_at
     one.noted |= other.noted
     return one
+
+
+def lie_together(outcome: Outcome, one: Path, other: Path) -> bool:
+    """Whether it ever lies in both: not where `if late: self.late = row; return` comes before
+    `self.rows[key] = row`."""
+    lies = (*outcome.stored, *outcome.beside_at)
+    at = {path: {node for node, each in lies if shortened(each) == path} for path in (one, other)}
+    return not (at[one] and at[other]) or bool(at[one] & at[other])
 
 
 def has_gone_to_the_caller(outcome: Outcome) -> bool:

@@ -53,6 +53,7 @@ from auditor.project.fields.other_words import properties_of
 from auditor.project.fields.over_in_records import over_in_records
 from auditor.project.fields.parked import lost_in, parked_in
 from auditor.project.fields.part_forgotten import part_forgotten
+from auditor.project.fields.permits_in_line import lost_in_line
 from auditor.project.fields.pools_anew import begins_its_pool_anew
 from auditor.project.fields.put_aside import put_aside
 from auditor.project.fields.put_out import put_out_by
@@ -73,7 +74,7 @@ from auditor.project.meaning.own_pools import taken_at_birth
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import EffectsOf, Summaries
-from auditor.project.outcome import Outcome, has_gone_to_the_caller
+from auditor.project.outcome import Outcome, has_gone_to_the_caller, lie_together
 
 STEPS = frozenset({"forward", "__call__", "step", "decode", "encode", "prefill", "run_step", "execute",
                    "train_step", "__next__", "__anext__",
@@ -136,6 +137,7 @@ class Fields(CountsAtEnds):
                 fields += tuple(self._lost_on_records(outcome)) if not fields else ()
                 fields += tuple(self._left_by_an_end(outcome)) if not fields else ()
                 fields += tuple(self._left_by_the_other(outcome, fields))
+                fields += tuple(self._lost_in_line(outcome)) if not fields else ()
                 fields += tuple(self._part_forgotten(outcome))
                 fields += tuple(put_aside(outcome, partial(self._known_releases, outcome)))
             if fields:
@@ -188,6 +190,11 @@ class Fields(CountsAtEnds):
         if (cls := outcome.function.cls) is not None:
             family, calls = list(self.family_of(cls)), self.recogniser.calls
             yield from left_by_the_other_end(outcome, fields, family, self.project, calls)
+
+    def _lost_in_line(self, outcome: Outcome) -> Iterator[StoredField]:
+        if (cls := outcome.function.cls) is not None:
+            known = partial(self._known_releases, outcome)
+            yield from lost_in_line(outcome, list(self.family_of(cls)), known)
 
     def _part_forgotten(self, outcome: Outcome) -> Iterator[StoredField]:
         if (cls := outcome.function.cls) is not None and not outcome.acquisition.foreign:
@@ -291,7 +298,8 @@ class Fields(CountsAtEnds):
             return replace(first, escapes=True)  # `self.tables.write(row, numbers)`: freed by their row
         for other in sorted({shortened(other) for other in outcome.beside} - {path}):
             wrapped = len(other) == 3 and other[-1] == ANY_ITEM  # `self.stream = Stream(self.socket)`
-            if (len(other) == 2 or wrapped) and own_field(outcome.function, other):
+            apart = not lie_together(outcome, path, other)
+            if (len(other) == 2 or wrapped) and own_field(outcome.function, other) and not apart:
                 described = self._describe(outcome, node, other)
                 if described.released_by or described.escapes:
                     return described

@@ -304,7 +304,11 @@ class Recogniser(Releases):
         for pair, half in self._names.get(call.func.attr, ()):
             distinct = half.name.verb not in WEAK or len(split(half.function.name)) > 1
             both = function is not None and asked_for_both(function.module, call.func.value, pair)
-            if (distinct or both) and called_like_pool(call.func.value, pair) and accepts(half.function, call):
+            if (
+                (distinct or both)
+                and called_like_pool(call.func.value, pair)
+                and accepts(half.function, call)
+            ):
                 return pair, half
         return None
 
