@@ -34,6 +34,7 @@ from auditor.project.meaning.used_as_tensor import used_as_tensor
 from auditor.project.meaning.written_raises import WrittenRaises
 from auditor.project.pools.bodies import fronts_a_pool, returns_itself, returns_something
 from auditor.project.pools.called_like import (
+    OF_CONTAINERS,
     asked_for_both,
     called_like_pool,
     given_back_near,
@@ -303,7 +304,8 @@ class Recogniser(Releases):
             return None
         for pair, half in self._names.get(call.func.attr, ()):
             distinct = half.name.verb not in WEAK or len(split(half.function.name)) > 1
-            both = function is not None and asked_for_both(function.module, call.func.value, pair)
+            common = function is not None and half.function.name in OF_CONTAINERS
+            both = common and function is not None and asked_for_both(function.module, call.func.value, pair)
             if (
                 (distinct or both)
                 and called_like_pool(call.func.value, pair)

@@ -17,7 +17,7 @@ UNSAYING = frozenset({"base", "abstract", "interface", "kv", "cache", "memory", 
 SHORTEST = 2
 """Letters by which a word is known."""
 
-_OF_CONTAINERS = COMMON_NAMES.union(*(map(dir, (list, set, dict, OrderedDict, deque))))
+OF_CONTAINERS = COMMON_NAMES.union(*(map(dir, (list, set, dict, OrderedDict, deque))))
 """Names that say nothing of who is asked."""
 
 
@@ -36,7 +36,7 @@ def called_like_pool(receiver: ast.expr, pair: Pair) -> bool:
 def _is_short_for(word: str, whole: str) -> bool:
     """`conn` of a ConnectionPool, `evs` of an EventPool."""
     word = word.removesuffix("s")
-    return SHORTEST <= len(word) < len(whole) and whole.startswith(word)
+    return whole.isalpha() and SHORTEST <= len(word) < len(whole) and whole.startswith(word)
 
 
 def _key_of(receiver: ast.expr) -> str:
@@ -83,10 +83,10 @@ def written_for(function: Function, target: Function, pair: Pair) -> bool:
     container has: `self.small.carve(n)` beside `piece.uncarve()` and a class `Arena` means that one."""
     own = {half.function.cls for half in (*pair.acquires, *pair.releases)}
     of_lent = {half.function.name for half in pair.releases if half.function.cls is not pair.owner}
-    if function.module is not target.module or function.cls in own or target.name in _OF_CONTAINERS:
+    if function.module is not target.module or function.cls in own or target.name in OF_CONTAINERS:
         return False
     others = (each for each in function.module.by_node.values() if each.cls not in own)
-    back = of_lent - _OF_CONTAINERS
+    back = of_lent - OF_CONTAINERS
     return any(last_part(call.func) in back for each in others for call in each.calls)
 
 
