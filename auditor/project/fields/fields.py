@@ -14,6 +14,7 @@ from auditor.flow.lease import Field, Leak, Loss, StoredField
 from auditor.flow.trace import span_of
 from auditor.ir.ops import ANY_ITEM, RESULT, Leave, Path
 from auditor.model import Span
+from auditor.project.code.bindings import own_attribute
 from auditor.project.code.entered import ENTERS, EXITS
 from auditor.project.code.field_paths import in_anothers_table, mentions, own_field, shortened
 from auditor.project.code.modules import Class, Function
@@ -40,7 +41,7 @@ from auditor.project.fields.forgetting import (
     strikes_off_what_it_freed,
 )
 from auditor.project.fields.in_its_hands import stays_in_its_hands
-from auditor.project.fields.in_others import gathered_only, only_filled
+from auditor.project.fields.in_others import gathered_only, only_filled, only_worked_with
 from auditor.project.fields.in_records import Records
 from auditor.project.fields.left_by_the_other_end import left_by_the_other_end
 from auditor.project.fields.lists_on_records import cut_on_records
@@ -429,7 +430,7 @@ class Fields(CountsAtEnds):
         released_by += [name for name in self.elsewhere.releasing(cls, attribute) if name not in released_by]
         if not released_by and self.elsewhere.of_one_class(attribute):
             released_by += self._ended_through(outcome, attribute)
-        released_by += self.elsewhere.of_its_own(path)
+        released_by += self._ended_by_itself(family, path)
         if not (released_by or escapes or partly) and len(path) == 2:
             popping = [each for each in family if f".{attribute}.pop" in each.text]
             released_by += self._fate(outcome, popping, (*path, ANY_ITEM))[0]  # `pool.put(self.pages.pop())`
@@ -459,6 +460,20 @@ class Fields(CountsAtEnds):
             or self._again(outcome, family, path),
             escapes=escapes,
         )
+
+    def _ended_by_itself(self, family: list[Function], path: Path) -> list[str]:
+        """`Link.close` of `self.side.writer`, unless the class ends `self.link` so, and nobody does more than
+        work with `self.side`."""
+        names = list(self.elsewhere.of_its_own(path))
+        ends, field = {name.rpartition(".")[2] for name in names}, path[1][1:]
+        asked = {
+            own_attribute(call.func.value, each.owner or "")
+            for each in family
+            for call in each.calls
+            if isinstance(call.func, ast.Attribute) and call.func.attr in ends
+        } - {None}
+        forgotten = bool(asked) and field not in asked and only_worked_with(self.project, field, ends=ends)
+        return [] if forgotten else names
 
     def _left_for_others(self, outcome: Outcome, family: list[Function], path: Path) -> bool:
         """`self.docs.append(Doc(url, extent))`, which nobody of the class reads, and a `write(docs)` that
