@@ -40,7 +40,7 @@ def left_by_an_end(
         near = (method, *own_helpers(method, family), *callers(project, method))
         if method.name in INITIAL or any(map(known, near)) or not HANDING_ON.isdisjoint(split(method.name)):
             continue
-        if _drops(method, table):
+        if drops(method, table):
             field = Field(filling.cls.qualname, f"{table}{ANY_ITEM}")
             yield StoredField(field, lease.span, partly_by=(method.qualname,))
             return
@@ -56,7 +56,7 @@ def _records(outcome: Outcome) -> Iterator[str]:
             yield from function.parameters[1:]
 
 
-def _drops(method: Function, table: str) -> bool:
+def drops(method: Function, table: str) -> bool:
     """What it takes out goes nowhere: it has no name, or a name of which only fields are asked or set."""
     own = method.owner or ""
     named = {

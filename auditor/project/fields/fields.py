@@ -24,6 +24,7 @@ from auditor.project.fields.at_birth import lost_after_birth
 from auditor.project.fields.cleared_beside_others import clears_beside_others
 from auditor.project.fields.closed_in_part import closed_in_part
 from auditor.project.fields.counts_at_ends import CountsAtEnds, says_end
+from auditor.project.fields.dropped_with_its_table import dropped_with_its_table
 from auditor.project.fields.elsewhere import Elsewhere
 from auditor.project.fields.ends_without import left_by_an_end
 from auditor.project.fields.entered_one_by_one import asks_what_others_set, gone_through_by_all, noted_in
@@ -138,6 +139,7 @@ class Fields(CountsAtEnds):
                 fields += tuple(self._lost_on_records(outcome)) if not fields else ()
                 fields += tuple(self._left_by_an_end(outcome)) if not fields else ()
                 fields += tuple(self._left_by_the_other(outcome, fields))
+                fields += tuple(dropped_with_its_table(outcome, fields, self.project))
                 fields += tuple(self._lost_in_line(outcome)) if not fields else ()
                 fields += tuple(self._part_forgotten(outcome))
                 fields += tuple(put_aside(outcome, partial(self._known_releases, outcome)))
