@@ -290,6 +290,8 @@ class Uses:
                     or _works_in_place(name)
                     or ast.unparse(func).partition(".")[0] in OF_ARRAYS
                 )
+            case ast.IfExp(test=test) if test is node:
+                return True
             case ast.keyword() | ast.BoolOp() | ast.IfExp():
                 return self.is_worked_with(parent)
             case ast.AugAssign(value=value):
