@@ -59,6 +59,7 @@ class Endings:
     shared: set[int] = field(default_factory=set)  # of those returned: where others have it as well
     stored: dict[int, Path] = field(default_factory=dict)
     beside: set[tuple[int, Path]] = field(default_factory=set)  # where else it lies then, the result included
+    together: set[frozenset[Path]] = field(default_factory=set)  # of those, what holds it on one way
     written: set[int] = field(default_factory=set)  # put into an argument, which may still be emptied here
     taken: set[int] = field(default_factory=set)
     later: dict[int, Held] = field(default_factory=dict)  # of those taken: by functions that give it back

@@ -413,6 +413,7 @@ class Ownership(Yielding):
             and self._returned(node, held)
         ):
             endings.beside.update((node, place) for place in outside)
+            endings.together.add(frozenset(outside))
             if outside:
                 endings.shared.add(node)
             return
@@ -425,6 +426,7 @@ class Ownership(Yielding):
                 endings.stored.setdefault(node, kept or (elsewhere or outside)[0])
                 others = [place for place in held.places if place[0] == RESULT[0] or place[0][0] == "@"]
                 endings.beside.update((node, place) for place in (*outside, *others))
+                endings.together.add(frozenset(outside))
         else:
             losses = {Way.RETURN: Loss.RETURN, Way.FALL_THROUGH: Loss.FALL_THROUGH, Way.RAISE: Loss.RAISE}
             self._lose(losses[op.way], node, held)

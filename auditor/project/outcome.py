@@ -30,7 +30,7 @@ class Outcome:
     says: frozenset[tuple[str, bool]] = frozenset()  # of the result, where it was stored
     stored: list[tuple[int, Path]] = field(default_factory=list)
     beside: frozenset[Path] = frozenset()
-    beside_at: frozenset[tuple[int, Path]] = frozenset()  # the same, with the node by which it lies there
+    together: frozenset[frozenset[Path]] = frozenset()  # of those, what holds it on one way
     noted: frozenset[tuple[int, Path]] = frozenset()  # where what was marked has been put, and by which node
     held_over: Path = ()  # where those who call the function may end what it leaves held
     recorded: bool = False
@@ -51,7 +51,7 @@ def merged_outcome(one: Outcome, other: Outcome) -> Outcome:
     one.returned = one.returned or other.returned
     one.stored += other.stored
     one.beside |= other.beside
-    one.beside_at |= other.beside_at
+    one.together |= other.together
     one.noted |= other.noted
     return one
 
@@ -59,9 +59,9 @@ def merged_outcome(one: Outcome, other: Outcome) -> Outcome:
 def lie_together(outcome: Outcome, one: Path, other: Path) -> bool:
     """Whether it ever lies in both: not where `if late: self.late = row; return` comes before
     `self.rows[key] = row`."""
-    lies = (*outcome.stored, *outcome.beside_at)
-    at = {path: {node for node, each in lies if shortened(each) == path} for path in (one, other)}
-    return not (at[one] and at[other]) or bool(at[one] & at[other])
+    ways = [{shortened(path) for path in way} for way in outcome.together]
+    known = all(any(path in way for way in ways) for path in (one, other))
+    return not known or any(one in way and other in way for way in ways)
 
 
 def has_gone_to_the_caller(outcome: Outcome) -> bool:

@@ -220,7 +220,7 @@ class Fields(CountsAtEnds):
     def _fields_of(self, outcome: Outcome) -> Iterator[StoredField]:
         seen: set[Path] = set()
         self.whole = {shortened(path): path for _, path in outcome.stored}
-        for node, path in outcome.stored:
+        for node, path in (*outcome.stored, *_on_other_ways(outcome)):
             path = shortened(path)
             if path in seen or not own_field(outcome.function, path) or self._of_the_pool(outcome):
                 continue
@@ -318,7 +318,8 @@ class Fields(CountsAtEnds):
     def _by_another_table(self, outcome: Outcome, node: int, path: Path) -> StoredField | None:
         """`self.rows[key] = cell`, `self.order.append(cell)`: who goes over the one sees to those of both."""
         for other in sorted({shortened(each) for each in outcome.beside} - {path}):
-            if other[2:] == (ANY_ITEM,) and own_field(outcome.function, other):
+            near = own_field(outcome.function, other) and lie_together(outcome, path, other)
+            if other[2:] == (ANY_ITEM,) and near:
                 described = self._describe(outcome, node, other)
                 if described.released_by and not described.drops:
                     return described
@@ -656,6 +657,15 @@ class Fields(CountsAtEnds):
             return False
         place = (function.parameters[0], *path[1:])
         return any(True for _ in self._drops(function, place, outcome.acquisition))
+
+
+def _on_other_ways(outcome: Outcome) -> Iterator[tuple[int, Path]]:
+    """`self.current.append(row)` of a row that goes into `self.full` with the others on one way only."""
+    known = {shortened(path) for _, path in outcome.stored}
+    node = next((node for node, _ in outcome.stored), None)
+    for way in sorted(sorted(each) for each in outcome.together if node is not None):
+        if node is not None and way and known.isdisjoint(map(shortened, way)):
+            yield node, way[0]
 
 
 def _left_by_exits(stored: StoredField) -> bool:

@@ -187,18 +187,27 @@ def _is_of_new_ones(given: ast.expr, method: Function) -> bool:
 
 
 def emptying(method: Function, attribute: str) -> set[int]:
-    """Lines of `self.lease = None` in a method that others call, which are not about what has failed or has
-    gone elsewhere."""
+    """Lines of `self.lease = None`, `self.lease = other.lease`, in a method that others call, which are not
+    about what has failed or has gone elsewhere."""
     own = method.owner
-    if own is None or method.name.startswith("_") or not PARTING.isdisjoint(split(method.name)):
+    if own is None or method.name.startswith("_"):
         return set()
+    parting = not PARTING.isdisjoint(split(method.name))
     failed = {id(n) for each in method.nodes if isinstance(each, ast.ExceptHandler) for n in walk(each)}
     return {
         node.lineno
         for node in method.statements
         for target, value in assigned_by(node)
-        if id(node) not in failed and own_attribute(target, own) == attribute and _is_nothing(value)
+        if id(node) not in failed and own_attribute(target, own) == attribute
+        if (_is_nothing(value) and not parting) or _is_of_another(value, own, attribute)
     }
+
+
+def _is_of_another(value: ast.expr, own: str, attribute: str) -> bool:
+    match value:
+        case ast.Attribute(value=ast.Name(id=other), attr=attr):
+            return other != own and attr == attribute
+    return False
 
 
 def _is_nothing(value: ast.expr) -> bool:

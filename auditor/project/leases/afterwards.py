@@ -50,7 +50,7 @@ class Afterwards(Following):
             outcome.own = self._own(known | of_receiver(op, acquisition))
             outcome.held_over, outcome.says = held_over(self.function, node, acquisition, followed, known)
         outcome.beside = frozenset(path for _, path in endings.beside)
-        outcome.beside_at = frozenset(endings.beside)
+        outcome.together = frozenset(endings.together)
         outcome.noted = frozenset(endings.noted)
         outcome.unknown = bool(endings.unknown)
 
