@@ -45,6 +45,7 @@ from auditor.project.fields.in_its_hands import stays_in_its_hands
 from auditor.project.fields.in_others import gathered_only, only_filled, only_worked_with
 from auditor.project.fields.in_records import Records
 from auditor.project.fields.left_by_the_other_end import left_by_the_other_end
+from auditor.project.fields.left_in_line import left_in_line
 from auditor.project.fields.lists_on_records import cut_on_records
 from auditor.project.fields.lost_first import overwritten_as_well
 from auditor.project.fields.making_room import thrown_out
@@ -139,6 +140,7 @@ class Fields(CountsAtEnds):
                 fields += tuple(self._lost_on_records(outcome)) if not fields else ()
                 fields += tuple(self._left_by_an_end(outcome)) if not fields else ()
                 fields += tuple(self._left_by_the_other(outcome, fields))
+                fields += tuple(self._left_in_line(outcome)) if not fields else ()
                 fields += tuple(dropped_with_its_table(outcome, fields, self.project))
                 fields += tuple(self._lost_in_line(outcome)) if not fields else ()
                 fields += tuple(self._part_forgotten(outcome))
@@ -193,6 +195,12 @@ class Fields(CountsAtEnds):
         if (cls := outcome.function.cls) is not None:
             family, calls = list(self.family_of(cls)), self.recogniser.calls
             yield from left_by_the_other_end(outcome, fields, family, self.project, calls)
+
+    def _left_in_line(self, outcome: Outcome) -> Iterator[StoredField]:
+        known = self._known_releases(outcome, outcome.function)
+        for left in left_in_line(outcome, known):
+            if any(True for _ in self._ending(outcome, left.field.path)):
+                yield left
 
     def _lost_in_line(self, outcome: Outcome) -> Iterator[StoredField]:
         if (cls := outcome.function.cls) is not None:
