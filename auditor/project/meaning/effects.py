@@ -266,6 +266,8 @@ class FunctionEffects(OutsideEffects):
             field = self._told_ends.field_of_closure(self.function, call.at, position)
             if field is not None:
                 return Treatment(result=(f".{field}", *rest))
+            if first == "<partial>" and position != -1 and self._is_partial_end(call, position):
+                return self._later.told_an_end(call, position)
             return self._later.closure(call, position, rest, value, protocol)
         if (
             position == -1 and first == f".{call.method}"
@@ -287,6 +289,13 @@ class FunctionEffects(OutsideEffects):
         return (
             own and not ENDING.search(call.method) and self.recogniser.calls.guessed(self.function, call.at)
         )
+
+    def _is_partial_end(self, call: Call, position: Position) -> bool:
+        """`run_with(job, partial(pool.put, row))`"""
+        match self._later.passed(call, position):
+            case ast.Call(args=[inner, ast.Name()]):
+                return is_a_release(self.recogniser, self.function, inner)
+        return False
 
     def _itself(self, call: Call, position: Position) -> bool:
         own = self.function.owner

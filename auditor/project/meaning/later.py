@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from auditor.flow.effects import BORROWED, RELEASED, RELEASED_LATER, TAKEN, Fate, Position, Treatment, Value
 from auditor.ir.ops import ANY_ITEM, Assume, Call, Path
 from auditor.project.code.bindings import assignments
+from auditor.project.code.calls import is_bound, parameter_for
 from auditor.project.code.modules import Function, last_part
 from auditor.project.code.release_names import looks_releasing
 from auditor.project.meaning.needs import Question
 from auditor.project.meaning.records_told import Constants
 from auditor.project.meaning.summaries import Answer, Summaries
+from auditor.project.meaning.uncalled import may_end_without, nobody_asks
 from auditor.source.nodes import walk
 
 WHEN_DONE = re.compile(
@@ -50,8 +52,20 @@ class Later:
             ):  # who calls it later tells it what he likes
                 return replace(ON_SOME_WAYS, says=answer.says) if position == -1 else ON_SOME_WAYS
             if position != -1 and answer.fate is Fate.RELEASE:
-                return RELEASED_LATER
+                return self.told_an_end(call, position)
         return RELEASED if position == -1 and call.receiver is None else TAKEN
+
+    def told_an_end(self, call: Call, position: Position) -> Treatment:
+        """Of something that gives the lease back when it is called: by then, or not at all."""
+        return ON_SOME_WAYS if self._is_left_uncalled(call, position) else RELEASED_LATER
+
+    def _is_left_uncalled(self, call: Call, position: Position) -> bool:
+        """`run_with(job, lambda: pool.put(row))`, which may return before it calls that."""
+        target = self.callee(self.function, call.at.func)
+        if not isinstance(target, Function) or not nobody_asks(self.function, call.at):
+            return False
+        parameter = parameter_for(target, position, is_bound(target, call.at))
+        return parameter is not None and may_end_without(target, parameter)
 
     def _leaves_undone(self, passed: Function, place: Path, value: Value, protocol: str) -> bool:
         """`lambda done: self._landed(key, done)`, where that method gives it back on some ways only."""
@@ -68,16 +82,18 @@ class Later:
 
     def _named(self, call: Call, position: Position) -> Function | None:
         """The nested function that is called or passed by its name, or the lambda that is passed."""
-        passed: ast.expr | None = None
-        if position == -1:
-            passed = call.at.func
-        elif isinstance(position, int) and position < len(call.at.args):
-            passed = call.at.args[position]
-        elif isinstance(position, str):  # `submit(batch, callback=done)`
-            passed = next((each.value for each in call.at.keywords if each.arg == position), None)
+        passed = self.passed(call, position)
         if isinstance(passed, ast.Lambda):
             return self.function_of(passed)
         return self.function.nested.get(passed.id) if isinstance(passed, ast.Name) else None
+
+    def passed(self, call: Call, position: Position) -> ast.expr | None:
+        if position == -1:
+            return call.at.func
+        if isinstance(position, int):
+            return call.at.args[position] if position < len(call.at.args) else None
+        # `submit(batch, callback=done)`
+        return next((each.value for each in call.at.keywords if each.arg == position), None)
 
     def told_of_itself(self, call: Call, rest: Path, value: Value, protocol: str) -> Treatment | None:
         """`work.then(lambda done: pool.put(done.buffer))`: what an object calls back when it is done is told
