@@ -37,6 +37,40 @@ def refilled_by_who_knows(filling: Filling, ending: Set[str], family: Sequence[F
     )
 
 
+def refilled_for_each(filling: Filling, ending: Set[str], family: Sequence[Function]) -> bool:
+    """`for size in list(self.graphs): self.capture(size)`, of a caller that says no more of the table."""
+    return isinstance(filling.key, ast.Name) and any(
+        _goes_over_and_refills(caller, filling, ending)
+        for caller in family
+        if caller is not filling.method and f"{filling.method.name}(" in caller.text
+    )
+
+
+def _goes_over_and_refills(caller: Function, filling: Filling, ending: Set[str]) -> bool:
+    own, key = caller.owner or "", getattr(filling.key, "id", "")
+    told = filling.method.parameters[1:]
+    spoken = [n for n in caller.of_kind(ast.Attribute) if own_attribute(n, own) == filling.field]
+    if key not in told or len(spoken) != 1:
+        return False
+    at = told.index(key)
+    for loop in caller.of_kind(ast.For):
+        over = loop.iter.args[0] if isinstance(loop.iter, ast.Call) and loop.iter.args else loop.iter
+        match over:
+            case ast.Call(func=ast.Attribute(value=over, attr="keys"), args=[]):
+                pass
+        if own_attribute(over, own) != filling.field or not isinstance(loop.target, ast.Name):
+            continue
+        calls = [node for each in loop.body for node in walk(each) if isinstance(node, ast.Call)]
+        again = any(
+            own_attribute(call.func, own) == filling.method.name
+            and getattr(next(iter(call.args[at : at + 1]), None), "id", "") == loop.target.id
+            for call in calls
+        )
+        if again and not any(last_name(call) in ending or looks_releasing(call) for call in caller.calls):
+            return True
+    return False
+
+
 def made_room_for_by_one(filling: Filling, family: Sequence[Function]) -> bool:
     """Who takes out what lies there before he has another one put there knows that it may."""
     callers = [

@@ -52,7 +52,11 @@ from auditor.project.fields.given_objects import (
     tables_filled_with,
 )
 from auditor.project.fields.in_others import Uses
-from auditor.project.fields.known_by_callers import made_room_for_by_one, refilled_by_who_knows
+from auditor.project.fields.known_by_callers import (
+    made_room_for_by_one,
+    refilled_by_who_knows,
+    refilled_for_each,
+)
 from auditor.project.fields.known_keys import (
     is_of_what_it_holds,
     known_elsewhere,
@@ -136,7 +140,8 @@ class Refilling(ForgottenFields):
         if replaces_what_it_saw(filling, enders, self._ends(outcome)):
             emptied = empty_a_record(family, fields_inside(outcome, path[:2]))
             return None if emptied or self._in_step(filling, enders) else filling
-        if refilled_by_who_knows(filling, self._ends(outcome), family):
+        knowing = refilled_by_who_knows if filling.key is None else refilled_for_each
+        if knowing(filling, self._ends(outcome), family):
             return filling
         decide = self._field_again if filling.key is None else self._key_again
         known = bool(only_says(filling)) or replaced_knowingly(filling, self._ends(outcome), family)
