@@ -21,6 +21,7 @@ from auditor.flow.operands import PROCESS_POSITION, operands
 from auditor.flow.perhaps import COPYING_OUT
 from auditor.flow.spelled import SHARED_POSITION
 from auditor.ir.ops import ANY_ITEM, Assume, Call, Path, is_temporary
+from auditor.project.code.bindings import given_to
 from auditor.project.code.calls import constants_passed, is_bound, parameter_for
 from auditor.project.code.kept_as_told import field_told, spellings
 from auditor.project.code.modules import Class, Function, last_part
@@ -266,6 +267,8 @@ class FunctionEffects(OutsideEffects):
             field = self._told_ends.field_of_closure(self.function, call.at, position)
             if field is not None:
                 return Treatment(result=(f".{field}", *rest))
+            if call.method == "append" and position == 0 and self._is_own_list(call.receiver):
+                return Treatment(moved_to=(*(call.receiver or ()), ANY_ITEM, *rest))
             if first == "<partial>" and position != -1 and self._is_partial_end(call, position):
                 return self._later.told_an_end(call, position)
             return self._later.closure(call, position, rest, value, protocol)
@@ -289,6 +292,11 @@ class FunctionEffects(OutsideEffects):
         return (
             own and not ENDING.search(call.method) and self.recogniser.calls.guessed(self.function, call.at)
         )
+
+    def _is_own_list(self, place: Path | None) -> bool:
+        """`undo` of `undo = []`, of what is to be called in the end."""
+        given = list(given_to(self.function, place[0])) if place is not None and len(place) == 1 else []
+        return bool(given) and all(isinstance(each, ast.List) and not each.elts for each in given)
 
     def _is_partial_end(self, call: Call, position: Position) -> bool:
         """`run_with(job, partial(pool.put, row))`"""
