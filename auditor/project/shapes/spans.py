@@ -7,7 +7,7 @@ the piece that it is told, be it by a list made anew:
     self.holes = merged"""
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from auditor.project.code.bindings import assigned_by, assignments, own_attribute
 from auditor.project.shapes.field_work import FieldWork
@@ -50,7 +50,8 @@ def is_whole(value: ast.expr) -> bool:
 
 
 def _cuts(work: FieldWork, name: str) -> bool:
-    """It compares how large they are with what it is told, changes the field, and hands some of it out."""
+    """It compares how large they are with what it is told, reckons what is left, changes the field, and hands
+    some of it out."""
     if not work.told or not _writes(work, name):
         return False
     own = work.method.owner or ""
@@ -58,12 +59,18 @@ def _cuts(work: FieldWork, name: str) -> bool:
     names = work.derived(_found_in_comprehensions(work, marked), marked)
     told = work.derived(work.told, frozenset()) - names | work.told
     compared = any(
-        isinstance(node.ops[0], ORDERS)
-        and any(mentions(side, names, marked) for side in (node.left, *node.comparators))
-        and any(mentions(side, told, frozenset()) for side in (node.left, *node.comparators))
+        isinstance(node.ops[0], ORDERS) and _of_both(node, names, told)
         for node in work.method.of_kind(ast.Compare)
     )
-    return compared and any(mentions(value, names, frozenset()) for value in work.returned)
+    reckoned = any(
+        isinstance(node.op, ast.Add | ast.Sub) and _of_both(node, names, told)
+        for node in work.method.of_kind(ast.BinOp)
+    )
+    return compared and reckoned and any(mentions(value, names, frozenset()) for value in work.returned)
+
+
+def _of_both(node: ast.AST, names: Set[str], told: Set[str]) -> bool:
+    return mentions(node, names, frozenset()) and mentions(node, told, frozenset())
 
 
 def _found_in_comprehensions(work: FieldWork, marked: set[int]) -> set[str]:
