@@ -127,11 +127,23 @@ def _wanted(function: Function, test: ast.expr, parts: frozenset[str]) -> set[st
         case ast.Compare(left=rest, ops=[op], comparators=[bound]) if isinstance(op, LARGER):
             if isinstance(bound, ast.Constant) and bound.value in (0, 1):
                 return set()
-            given = list(given_to(function, rest.id)) if isinstance(rest, ast.Name) else [rest]
-            match given:
+            match _reckoned(function, rest):
                 case [ast.BinOp(left=whole, op=ast.Sub(), right=cut)] if set(_names(whole)) & parts:
                     return set(_names(cut)) - parts
     return set()
+
+
+def _reckoned(function: Function, rest: ast.expr) -> list[ast.expr]:
+    """`size - wanted` of the test itself, of a name for it, and of `rest.size` where `rest = Hole(offset +
+    wanted, size - wanted)`."""
+    match rest:
+        case ast.Name(id=name):
+            return list(given_to(function, name))
+        case ast.Attribute(value=ast.Name(id=name)):
+            made = [each for each in given_to(function, name) if isinstance(each, ast.Call)]
+            parts = [part for each in made for part in each.args]
+            return [each for each in parts if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Sub)]
+    return [rest]
 
 
 def _handed_out(function: Function, block: Sequence[ast.stmt], cut: _Cut) -> ast.Return | None:

@@ -53,19 +53,20 @@ ENDING_IT = re.compile(
 CLOSING = re.compile(r"a?close(?:_\w+)?|terminate|shut(?:_?down)?|disconnect|kill|destroy")
 
 
-def _lowers(function: Function, fields: Set[str]) -> bool:
-    """Or writes them otherwise than by `self.made += 1`, which says that there is one more."""
+def _lowers_before(function: Function, fields: Set[str], line: int) -> bool:
+    """Or writes them so otherwise than by `self.made += 1`, which says that there is one more; what comes
+    behind, is on the ways that come by it."""
     raised = {
         id(node.target)
         for node in function.statements
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)
     }
     return any(name in fields for name, *_ in field_work(function).balances) or any(
-        isinstance(node, ast.Attribute)
-        and node.attr in fields
+        node.attr in fields
         and not isinstance(node.ctx, ast.Load)
         and id(node) not in raised
-        for node in function.nodes
+        and node.lineno < line
+        for node in function.of_kind(ast.Attribute)
     )
 
 
@@ -94,7 +95,7 @@ class TakenHere:
         return (
             bool(counters)
             and not ENDING_THE_POOL.fullmatch(self.function.name)
-            and not _lowers(self.function, counters)
+            and not _lowers_before(self.function, counters, self.take.shown.lineno)
             and any(
                 field in counters and way < 0
                 for work in self.store.works
@@ -107,7 +108,7 @@ class TakenHere:
         `page.refs = 1` or `self.refs[page] = 1` of one that is about to be lent."""
         if isinstance(op, InPlace):
             return self.counts_another(op) or self._moves_a_top(op.at) or self._only_counts(op.at)
-        if self._counts_its_first_user(op.at):
+        if self._counts_its_first_user(op.at) or self._empties_it(op.at):
             return True
         place = getattr(op.at, "slice", None)
         marked = (mark for mark in field_work(self.function).marked if mark.place is place)
@@ -147,6 +148,16 @@ class TakenHere:
                     for node in method.nodes
                 )
                 return not asked and (self.store.ends or (BOOKS | WORN | GONE).isdisjoint(split(name)))
+        return False
+
+    def _empties_it(self, at: ast.AST) -> bool:
+        """`buffer.memory = None`: it is nobody's for that."""
+        match at:
+            case ast.Attribute(value=ast.Name(id=name)) if (name,) in self._named:
+                return any(
+                    node.targets == [at] and isinstance(node.value, ast.Constant) and node.value.value is None
+                    for node in self.function.of_kind(ast.Assign)
+                )
         return False
 
     def _counts_its_first_user(self, at: ast.AST) -> bool:
@@ -327,8 +338,15 @@ class TakenHere:
         return {id(node.test) for node in self.function.nodes if isinstance(node, (ast.If, ast.IfExp))}
 
     def is_box(self, name: str) -> bool:
-        given = list(given_to(self.function, name))
+        given = [each for each in given_to(self.function, name) if not self._is_begun_with_it(each)]
         return bool(given) and all(map(is_empty, given)) and not self.mentioned_before(name)
+
+    def _is_begun_with_it(self, value: ast.expr) -> bool:
+        """`run = [page]`"""
+        match value:
+            case ast.List(elts=[ast.Name(id=name)]):
+                return (name,) in self._named
+        return False
 
     def mentioned_before(self, name: str) -> bool:
         """Whether anything but a condition, the head of a loop, or what asks for its length has to do with it
