@@ -1,5 +1,6 @@
 """What calls do to one lease: nothing, its end, a new holder, or something that cannot be told."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -21,6 +22,9 @@ from auditor.flow.sums import sums
 from auditor.ir.ops import ANY_ITEM, RAISING, Assume, Call, Edge, Enter, Move, Path, Store
 
 QUEUEING = frozenset({"put", "put_nowait"})
+CALLED_BACK = re.compile(r"add_\w*callback|call_(?:later|soon|at)|callback|defer|finalize|register|atexit")
+"""What is told whom to call in the end."""
+
 
 MOVING = frozenset({"pop", "popleft", "insert", "remove", "reverse", "sort", "rotate"})
 """Methods of a list after which an element may stand elsewhere."""
@@ -234,6 +238,10 @@ class Passing(Perhaps):
 
     def _operands(self, call: Call) -> list[tuple[Position, Path]]:
         given = operands(call)
+        if CALLED_BACK.fullmatch(call.method):  # `task.add_done_callback(permit.leave)` is told of the permit
+            given += [
+                (at, path[:-1]) for at, path in given if len(path) == 2 and isinstance(at, int) and at >= 0
+            ]
         if self.acquisition.handle is Handle.NONE:
             given.append((PROCESS_POSITION, self.acquisition.places[0]))
         if (place := self._shared) is not None:

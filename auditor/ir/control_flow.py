@@ -122,7 +122,7 @@ class ControlFlowLowering(AssignmentLowering):
     def _iterated(self, node: ast.expr) -> Path:
         """Iterating an intermediate container: it lives as long as the loop. `range(len(x))` goes over x,
         `range(1, len(x))` over `x[1:]`."""
-        path = self.value(_counted(node) or node)
+        path = self.value(_counted(node) or _joined(node) or node)
         if path[0][0] != "%":
             return path
         holder = (f"{ITERATED}{len(self.graph.ops)}",)
@@ -158,6 +158,20 @@ class ControlFlowLowering(AssignmentLowering):
     def do_Continue(self, node: ast.Continue) -> None:
         self.builder.emit(Nop(node))
         self.builder.jump("continue")
+
+
+def _joined(over: ast.expr) -> ast.expr | None:
+    """`[*ring, *tree]` for `ring + tree`: what is gone over is no sum of numbers."""
+    match over:
+        case ast.BinOp(
+            op=ast.Add(), left=ast.Name() | ast.Attribute() | ast.BinOp(), right=ast.Name() | ast.Attribute()
+        ):
+            left = _joined(over.left) or over.left
+            parts = left.elts if isinstance(left, ast.List) else [ast.Starred(left, ast.Load())]
+            return ast.copy_location(
+                ast.List([*parts, ast.Starred(over.right, ast.Load())], ast.Load()), over
+            )
+    return None
 
 
 def _counted(node: ast.expr) -> ast.expr | None:

@@ -145,7 +145,7 @@ def _of_class(model: ClassModel, cls: Class, known: set[Function], *, lending: b
     paired |= {half.function for pair in (*ending, *itself, *handing) for half in pair.acquires}
     shaped = [_with_ends(model, pair, methods) for pair in _by_shape(model, cls.name, cls, methods, paired)]
     yield from shaped
-    yield from _jointly(cls, methods, methods, [*found, *shaped], paired)
+    yield from _jointly(methods, methods, [*found, *shaped], paired)
     typed = [also_ended(model, cls, pair, methods) for pair in typed_pairs(cls, methods, paired)]
     yield from typed
     paired |= {half.function for pair in typed for half in pair.acquires}
@@ -166,7 +166,7 @@ def _of_class(model: ClassModel, cls: Class, known: set[Function], *, lending: b
     yield from told
     known |= paired
     taking = paired | {half.function for pair in told for half in pair.acquires}
-    yield from _jointly(cls, methods, methods, told, taking)  # whose count was the last puts it back
+    yield from _jointly(methods, methods, told, taking)  # whose count was the last puts it back
     ends = {half.function for pair in (*found, *ending, *shaped, *typed, *told) for half in pair.releases}
     yield from proposed_pairs(model, cls, methods, taking, ends)
 
@@ -205,8 +205,11 @@ def _of_functions(model: ClassModel, module: Module, plain: list[Function]) -> I
     yield from named
     paired = {half.function for pair in named for half in pair.acquires}
     yield from counting_functions(name, [each for each in rest if each not in paired])
+    shaped: list[Pair] = []
     if module.assigned and len(rest) > 1:
-        yield from _by_shape(model, name, None, [f for f in rest if has_opposite(f, rest)], paired)
+        shaped = list(_by_shape(model, name, None, [f for f in rest if has_opposite(f, rest)], paired))
+        yield from shaped
+    yield from _jointly(rest, rest, [*named, *shaped], paired)
 
 
 def _handing_on(cls: Class, methods: list[Function]) -> Iterator[Pair]:
@@ -276,7 +279,7 @@ def _value_told(giver: Function, taker: Function) -> Position:
 
 
 def _jointly(
-    cls: Class, own: list[Function], methods: list[Function], pairs: list[Pair], paired: set[Function]
+    own: list[Function], methods: list[Function], pairs: list[Pair], paired: set[Function]
 ) -> Iterator[Pair]:
     """Beside the halves of a known pair: which of the class's own methods also takes out of what the pair's
     releases fill. `methods` are all that may be asked."""
@@ -312,7 +315,7 @@ def _beside_bases(
         shaped = _by_shape(
             model, base.name, base, inherited, {half.function for pair in found for half in pair.acquires}
         )
-        yield from _jointly(cls, methods, [*inherited, *methods], [*found, *shaped], paired)
+        yield from _jointly(methods, [*inherited, *methods], [*found, *shaped], paired)
 
 
 def _pairs_of(name: str, owner: Class | None, functions: list[Function]) -> Iterator[Pair]:
