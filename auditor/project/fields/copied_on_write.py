@@ -21,7 +21,7 @@ SHARED = frozenset(
 )  # fmt: skip
 """Words of what tells whether others have it."""
 
-COPYING_ON_WRITE = re.compile(r"(?:^|_)(?:cow|copy_on_write|unshare|make_(?:writable|private))(?:_|$)")
+COPYING_ON_WRITE = re.compile(r"_*(?:cow|copy_on_write|unshare|make_(?:writable|private))(?:_|$)")
 
 NOTING = frozenset({"append", "print", "len", "debug", "info", "int", "hash"})
 
@@ -98,7 +98,7 @@ class _Place:
         tests = [
             node.test for node in self.method.statements if isinstance(node, ast.If) and node.lineno < line
         ]
-        if COPYING_ON_WRITE.search(self.method.name):
+        if COPYING_ON_WRITE.match(self.method.name):
             return True
         return any(
             self._is_counted(asked) if isinstance(asked, ast.Compare) else self._asks_the_pool(asked)

@@ -45,7 +45,10 @@ def left_by_the_other_end(
     if not names.isdisjoint(UNSEEN):
         return
     for method in family:
-        if method is function or method in enders or not _ends_instead(method, field, names, family):
+        overridden = method.cls is not cls and method.name in cls.methods
+        if method is function or method.name in names or overridden:
+            continue
+        if not _ends_instead(method, field, names, family):
             continue
         asking = [
             (caller, call)
