@@ -196,6 +196,11 @@ SETS = (
     "oarsmen",
     "boatmen",
     "gatekeepers",
+    "archers",
+    "falconers",
+    "heralds",
+    "masters",
+    "squires",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

@@ -1,0 +1,6 @@
+"""HTTP gateway in front of several inference servers."""
+from .app import Gateway
+from .client import Client, Response
+from .leases import Balancer, UpstreamPool
+
+__all__ = ["Balancer", "Client", "Gateway", "Response", "UpstreamPool"]

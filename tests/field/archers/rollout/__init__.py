@@ -1,0 +1,1 @@
+"""Collects trajectories for reinforcement learning of language models."""

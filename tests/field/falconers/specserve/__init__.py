@@ -1,0 +1,1 @@
+"""Speculative decoding server: a draft model proposes, the target model verifies."""

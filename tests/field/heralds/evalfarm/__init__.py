@@ -1,0 +1,1 @@
+"""Runs generated code against tests, in reusable sandboxes."""

@@ -1,0 +1,1 @@
+"""Speculative decoding with a tree of draft tokens."""
