@@ -9,7 +9,8 @@ permit may be given back by whoever finds it noted: of those that a way out note
 None where others answer with what it goes with, it is said. So is it of what was counted, pinned or charged
 in a turn of a loop that a `continue` leaves before the rest of the turn notes it or hands it on, and in a
 function that only counts how often it could, or is a question by its name (`fits(request)`), and of what a
-callback, which is its only end, gives back on some of its ways.
+callback, which is its only end, gives back on some of its ways, or which a function of the tree may return
+without calling.
 
 ## Why
 The common case works, so tests pass; the rare one leaks: a request that is rejected, a batch that is
