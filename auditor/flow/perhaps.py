@@ -11,7 +11,8 @@ from auditor.flow.held import Held
 from auditor.flow.indirect import AT, WITHIN, lies_within
 from auditor.flow.operands import operands
 from auditor.flow.places import below
-from auditor.ir.ops import ANY_ITEM, Await, Call, Lookup, Move, Path, Unpack
+from auditor.flow.sums import sums
+from auditor.ir.ops import ANY_ITEM, Await, Call, Lookup, Move, Path, Unpack, is_temporary
 
 MAKING = re.compile(r"_*(?:make|build|create|wrap|new|view|handle|as|to|from|open|get|bind)(?:_|$)")
 """Functions whose result stands for what they are given."""
@@ -70,7 +71,8 @@ class Perhaps(Amounts):
 
     @cached_property
     def _made_by_trusted(self) -> frozenset[str]:
-        """Names of what the trusted calls return, and methods of objects: `kernel.run(piece.view(dtype))`."""
+        """Names of what the trusted calls return, and methods of objects: `kernel.run(piece.view(dtype))`;
+        and of lists that are put together on the way into them, `model.verify(draft, blocks + scratch)`."""
         calls = ((node, op) for node, op in enumerate(self.graph.ops) if isinstance(op, Call))
         names = {
             op.target[0]
@@ -78,6 +80,7 @@ class Perhaps(Amounts):
             if node != self.site
             and (node in self.trusted or len(op.receiver or ()) == 1 or OF_TENSORS.fullmatch(op.method))
         }
+        names |= {place[0] for place in sums(self.graph.ops) if is_temporary(place)}
         for op in self.graph.ops:
             if isinstance(op, Move | Await) and op.source[:1] == op.source and op.source[0] in names:
                 names.add(op.target[0])

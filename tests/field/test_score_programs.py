@@ -293,7 +293,7 @@ KEPT = {
     ),
     "bookbinders": (248, 53, {"device_broker.py:214"}),
     "fishmongers": (233, 56, {"pinned_staging.py:199", "prefill_relay/relay.py:96"}),
-    "chairmakers": (223, 52, {"ppipe/comm.py:46"}),
+    "chairmakers": (223, 54, {"ppipe/comm.py:46"}),
     "clogmakers": (228, 45, {"act_offload.py:151", "graph_runner.py:228", "shard_lease.py:274"}),
     "dairymen": (214, 61, {"ckpt_staging.py:180", "gang/jobs.py:33", "gang/jobs.py:47", "seq_packer.py:196"}),
     "hoopers": (238, 62, {"tieredkv/swap.py:109"}),
@@ -312,8 +312,8 @@ KEPT = {
     "archers": (227, 52, {"kv_transfer.py:178"}),
     "falconers": (235, 46, {"lease_table.py:237"}),
     "heralds": (225, 59, {"evalfarm/runner.py:78"}),
-    "masters": (228, 47, {"shm_loader.py:218", "specdec/tree.py:11", "specdec/tree.py:45"}),
-    "squires": (232, 60, {"staging_ring.py:221"}),
+    "masters": (228, 48, {"shm_loader.py:218", "specdec/tree.py:11", "specdec/tree.py:45"}),
+    "squires": (232, 63, {"staging_ring.py:221"}),
 }
 """Of each set the labels, the leaks found at least, and the clean sites that are reported all the same."""
 

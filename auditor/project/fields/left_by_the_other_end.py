@@ -5,6 +5,7 @@ import ast
 from collections.abc import Iterator, Sequence, Set
 
 from auditor.flow.lease import Field, StoredField
+from auditor.ir.ops import ANY_ITEM
 from auditor.project.code.bindings import own_attribute
 from auditor.project.code.calls import Calls
 from auditor.project.code.modules import Function
@@ -34,10 +35,13 @@ def left_by_the_other_end(
 ) -> Iterator[StoredField]:
     """Where every caller of that end is known, and none of them comes by the other as well."""
     function, cls = outcome.function, outcome.function.cls
-    own = {path[1][1:] for _, path in outcome.stored if len(path) == 2 and path[0] == function.owner}
+    own = {
+        path[1:] for _, path in outcome.stored if path[0] == function.owner and path[2:] in ((), (ANY_ITEM,))
+    }
     if cls is None or len(own) != 1 or len(stored) != 1 or outcome.acquisition.foreign:
         return
-    (field,) = own
+    ((attribute, *inside),) = own
+    field = attribute[1:]
     enders = [each for each in family if each.qualname in stored[0].released_by]
     if not enders or len(enders) < len(stored[0].released_by):
         return
@@ -48,7 +52,7 @@ def left_by_the_other_end(
         overridden = method.cls is not cls and method.name in cls.methods
         if method is function or method.name in names or overridden:
             continue
-        if not _ends_instead(method, field, names, family):
+        if not _ends_instead(method, field, names, family, listed=bool(inside)):
             continue
         asking = [
             (caller, call)
@@ -56,16 +60,20 @@ def left_by_the_other_end(
             if caller.cls is not cls
             for call in caller.calls
             if last_name(call) == method.name and method in calls.targets(caller, call)[0]
+            if not calls.guessed(caller, call)
         ]
         if asking and all(_leaves_it_at_that(caller, call, names) for caller, call in asking):
-            where = Field(cls.qualname, field)
+            where = Field(cls.qualname, "".join((field, *inside)))
             yield StoredField(where, outcome.lease.span, partly_by=(method.qualname,))
             return
 
 
-def _ends_instead(method: Function, field: str, names: Set[str], family: Sequence[Function]) -> bool:
+def _ends_instead(
+    method: Function, field: str, names: Set[str], family: Sequence[Function], *, listed: bool
+) -> bool:
     """By its name, and with no more than a word for the reason; it does something, though nothing to the
-    field, and gives neither itself nor anything else away."""
+    field, and gives neither itself nor anything else away. Beside a list of them it may give back what lies
+    in another field."""
     own, whole = method.owner, set(split(method.name)) <= INSTEAD
     if own is None or not whole or method.name.startswith("_") or method.is_abstract:
         return False
@@ -73,7 +81,8 @@ def _ends_instead(method: Function, field: str, names: Set[str], family: Sequenc
     return not any(
         field in each.text
         or any(
-            looks_releasing(call) or last_name(call) in names or _is_told_of(call, own) for call in each.calls
+            (looks_releasing(call) and not listed) or last_name(call) in names or _is_told_of(call, own)
+            for call in each.calls
         )
         for each in near
     )

@@ -26,7 +26,7 @@ def overwritten_as_well(
     return {
         id(outcome.call): tuple(
             replace(each, overwrite=overwrites.get(each.field) or overwrites.get(_container(each.field)))
-            if each.released_by
+            if (each.released_by or each.escapes)
             and not _changes_places(outcome.function, each.field.path)
             and not any(asked_at_birth(outcome.function, f".{each.field.path}"))  # ended by that flag
             else each

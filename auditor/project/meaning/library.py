@@ -210,14 +210,14 @@ def through(dotted: str, position: Position, rest: Path) -> Treatment | None:
     return Treatment(result=(OVER,)) if over else None
 
 
-def default(call: Call, position: Position) -> Treatment | None:
+def default(call: Call, position: Position, rest: Path) -> Treatment | None:
     """`cache.get(key, pool.allocate())`: where the key is there, nobody gets what was made in vain. So of
     `setdefault`, which keeps it where it is not; a name for it may still be asked whether it was kept."""
     if call.receiver is None or len(call.args) != 2 or position != 1:
         return None
     if call.method == "setdefault" and len(call.args[1][0]) == 1 and not is_temporary(call.receiver):
-        return Treatment(result=(), moved_to=(*call.receiver, ANY_ITEM), split=True)
-    return Treatment(result=(), split=True) if call.method in ("get", "pop") else None
+        return Treatment(result=rest, moved_to=(*call.receiver, ANY_ITEM, *rest), split=True)
+    return Treatment(result=(), split=True) if call.method in ("get", "pop") and not rest else None
 
 
 def of_paths(dotted: str, position: Position, rest: Path) -> Treatment | None:

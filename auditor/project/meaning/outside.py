@@ -159,7 +159,7 @@ class OutsideEffects:
             self._of_container(call, position, rest),
             library.heap(call, position, rest, answered=self._is_asked_for(call)),
             library.made_anew(call, position, rest),
-            None if rest or self._is_missing(call) else library.default(call, position),
+            None if self._is_missing(call) else library.default(call, position, rest),
             None
             if of_numbers(dotted) or self._is_a_kept_function(call)
             else library.stored_by_method(self._where_kept(call), position, rest),
