@@ -7,12 +7,14 @@ or `clear()`, `del` or an assignment throws them away. Clearing a dict of leases
 So is an entry that a method takes out and loses on some way: a timer that was cancelled, a transfer that
 failed, the requests that a filter leaves out, what was popped for a look, a job of which a worker only logs
 that it has failed; also of containers into which the lease comes from another one, and of records that note
-the key of a pin. So is a count, or an entry beside a record, that `finish(job)` ends and `abort(job)`
-leaves. Where that method gives it back or puts it in again on another way, the path shows from where it is
-taken out to where it is lost. So is what is left of a list that was taken out of a table when a part of it
-has been given back (`free(blocks[0])`). Nothing is said where whoever calls that method gives back himself,
-nor where what the way asks for is set by somebody who does. Where three acquires or more put their leases
-into what one line lets go of, that line is told, once.
+the key of a pin. So is a count, or an entry beside a record, that `finish(job)` ends and `abort(job)` leaves.
+Where that method gives it back or puts it in again on another way, the path shows from where it is taken out
+to where it is lost. So is what is left of a list that was taken out of a table when a part of it has been
+given back (`free(blocks[0])`), and of a list inside a record that a method cuts (`seq.pages =
+seq.pages[:n]`). So is a permit that was taken for what goes into a queue, where whoever takes that out again
+passes it over. Nothing is said where whoever calls that method gives back himself, nor where what the way
+asks for is set by somebody who does. Where three acquires or more put their leases into what one line lets go
+of, that line is told, once.
 
 ## Why
 The container is emptied, so its length looks healthy, while the pool's count only grows.

@@ -8,10 +8,13 @@ So is a field of a record that holds several leases (`Chunk(pages, slot)`), wher
 gives back another field of it, and all that the project does with this one is to work with what is there. So
 is one of two ends of such records, `finish(job)` and `preempt(job)`, that forgets a lease which the other
 gives back, or puts the record back in line with it, where the next `admit(job)` puts another over it; and a
-method that says no to a record, leaves a lease on it, and is asked again for the same one. So is what is
-given back where a flag says so (`if request.use_draft:`) when another method turns the flag and leaves the
-lease; and what `begin_step()` takes whenever `self.world > 1` and `end_step()` gives back only if, besides,
-the step was not skipped.
+method that says no to a record, leaves a lease on it, and is asked again for the same one; and one that sees
+the first of a queue, puts a lease on it and leaves it there. So is what `abort()` never speaks of where
+`commit()` gives it back and nobody who calls the one calls the other; what an object took that another
+class's table strikes off without the end by which it ends others; and of two that end themselves the one
+whose `close()` nobody calls. So is what is given back where a flag says so (`if request.use_draft:`) when
+another method turns the flag and leaves the lease; and what `begin_step()` takes whenever `self.world > 1`
+and `end_step()` gives back only if, besides, the step was not skipped.
 
 ## Why
 Every object that is made and dropped costs a lease: models reloaded, workers restarted, engines made

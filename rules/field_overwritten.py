@@ -5,7 +5,7 @@ A field that holds a lease gets another one, or None, while the first was not re
 function, or in a method that neither asks whether the field is empty nor gives back what is in it, and that
 runs once a step (`forward`, `step`, ...), finds the field filled by `__init__` (the lease of that is reported
 as well), asks for what was noted of the last one (`if score > self.best_score:`), or is called by a handler
-because work with what is in the field failed (`except OSError: self.connect()`).
+because work with what is in the field failed (`except OSError: self.connect()`), or fills it in that handler.
 
 So is a method that others may call again: any that fills a field of its own object and does not introduce the
 work, as `begin` and `start` do, or puts its caller's data into the lease all the same. The same is asked of a

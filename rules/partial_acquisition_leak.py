@@ -1,10 +1,11 @@
 """PA109 partial-acquisition-leak: one of several acquires fails, and the earlier ones stay held.
 
 ## What
-Two or more leases are needed. On the branch that handles the failure of a later one (it returned
-None, or its exception was caught) the function leaves without giving back the earlier. So it does where the
-later acquire says in its own body `raise PoolEmpty` when nothing is left, and no handler stands around it;
-in `__init__` and `__enter__` also where the earlier lies in a field: nobody can close what was never made.
+Two or more leases are needed. On the branch that handles the failure of a later one (it returned None, or its
+exception was caught) the function leaves without giving back the earlier. So it does where the later acquire
+says in its own body `raise PoolEmpty` when nothing is left, and no handler stands around it, also where both
+are gathered (`await gather(pool.take(), other.take())`); in `__init__` and `__enter__` also where the earlier
+lies in a field: nobody can close what was never made.
 
 ## Why
 A later acquire fails when the pool is nearly empty, and then each retry takes one more block away for good.

@@ -25,7 +25,6 @@ QUEUEING = frozenset({"put", "put_nowait"})
 CALLED_BACK = re.compile(r"add_\w*callback|call_(?:later|soon|at)|callback|defer|finalize|register|atexit")
 """What is told whom to call in the end."""
 
-
 MOVING = frozenset({"pop", "popleft", "insert", "remove", "reverse", "sort", "rotate"})
 """Methods of a list after which an element may stand elsewhere."""
 

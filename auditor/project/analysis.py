@@ -254,8 +254,11 @@ class Analysis:
                 self.recogniser.second_hand[call] = source
                 self._follow(function, call, source)
                 outcome = self.outcomes.get(id(call))
-                if outcome is not None and not loses_normally(outcome.lease):
-                    del self.outcomes[id(call)]
+                if outcome is None or not loses_normally(outcome.lease):
+                    self.outcomes.pop(id(call), None)
+                    del self.recogniser.second_hand[call]
+                    for received in self.received.values():
+                        received[:] = [each for each in received if each.call is not call]
 
     def _with_aliases(self, words: set[str]) -> set[str]:
         return words.union(*(self._other_names[word] for word in words & self._other_names.keys()))

@@ -1,6 +1,7 @@
 """What became of one acquire call, as far as its own function tells."""
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from auditor.flow.effects import Acquisition
@@ -62,6 +63,14 @@ def lie_together(outcome: Outcome, one: Path, other: Path) -> bool:
     ways = [{shortened(path) for path in way} for way in outcome.together]
     known = all(any(path in way for way in ways) for path in (one, other))
     return not known or any(one in way and other in way for way in ways)
+
+
+def on_other_ways(outcome: Outcome) -> Iterator[tuple[int, Path]]:
+    """`self.current.append(row)` of a row that goes into `self.full` with the others on one way only."""
+    known = {shortened(path) for _, path in outcome.stored}
+    apart = [sorted(way) for way in outcome.together if known.isdisjoint(map(shortened, way))]
+    for node, _ in outcome.stored[:1]:
+        yield from ((node, way[0]) for way in sorted(apart) if way)
 
 
 def has_gone_to_the_caller(outcome: Outcome) -> bool:

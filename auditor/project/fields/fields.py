@@ -14,7 +14,6 @@ from auditor.flow.lease import Field, Leak, Loss, StoredField
 from auditor.flow.trace import span_of
 from auditor.ir.ops import ANY_ITEM, RESULT, Leave, Path
 from auditor.model import Span
-from auditor.project.code.bindings import own_attribute
 from auditor.project.code.entered import ENTERS, EXITS
 from auditor.project.code.field_paths import in_anothers_table, mentions, own_field, shortened
 from auditor.project.code.modules import Class, Function
@@ -26,6 +25,7 @@ from auditor.project.fields.closed_in_part import closed_in_part
 from auditor.project.fields.counts_at_ends import CountsAtEnds, says_end
 from auditor.project.fields.dropped_with_its_table import dropped_with_its_table
 from auditor.project.fields.elsewhere import Elsewhere
+from auditor.project.fields.ends_others_alone import ends_others_alone
 from auditor.project.fields.ends_without import left_by_an_end
 from auditor.project.fields.entered_one_by_one import asks_what_others_set, gone_through_by_all, noted_in
 from auditor.project.fields.flag_turned import with_its_flag_turned
@@ -42,7 +42,7 @@ from auditor.project.fields.forgetting import (
     strikes_off_what_it_freed,
 )
 from auditor.project.fields.in_its_hands import stays_in_its_hands
-from auditor.project.fields.in_others import gathered_only, only_filled, only_worked_with
+from auditor.project.fields.in_others import gathered_only, only_filled
 from auditor.project.fields.in_records import Records
 from auditor.project.fields.left_by_the_other_end import left_by_the_other_end
 from auditor.project.fields.left_in_line import left_in_line
@@ -77,7 +77,7 @@ from auditor.project.meaning.own_pools import taken_at_birth
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import last_name
 from auditor.project.meaning.summaries import EffectsOf, Summaries
-from auditor.project.outcome import Outcome, has_gone_to_the_caller, lie_together
+from auditor.project.outcome import Outcome, has_gone_to_the_caller, lie_together, on_other_ways
 
 STEPS = frozenset({"forward", "__call__", "step", "decode", "encode", "prefill", "run_step", "execute",
                    "train_step", "__next__", "__anext__",
@@ -126,25 +126,7 @@ class Fields(CountsAtEnds):
         found: dict[int, tuple[StoredField, ...]] = {}
         for outcome in wanted:
             kept = taken_at_birth(outcome.call, outcome.function)
-            fields = () if kept else tuple(self._fields_of(outcome))
-            if not kept and all(map(is_seen_to, fields)):
-                fields += (
-                    tuple(self._forgotten_by_another_end(outcome))
-                    or tuple(self._still_on_it(outcome))
-                    or tuple(self._forgotten_on_a_way(outcome))
-                    or tuple(self._set_to_none(outcome))
-                    or tuple(self._under_a_flag(outcome, fields))
-                )
-                fields += (*self._left_counted(outcome), *self._kept_when_refused(outcome))
-                fields += (*self._left_in_its_table(outcome), *self._with_its_flag_turned(outcome))
-                fields += tuple(self._lost_on_records(outcome)) if not fields else ()
-                fields += tuple(self._left_by_an_end(outcome)) if not fields else ()
-                fields += tuple(self._left_by_the_other(outcome, fields))
-                fields += tuple(self._left_in_line(outcome)) if not fields else ()
-                fields += tuple(dropped_with_its_table(outcome, fields, self.project))
-                fields += tuple(self._lost_in_line(outcome)) if not fields else ()
-                fields += tuple(self._part_forgotten(outcome))
-                fields += tuple(put_aside(outcome, partial(self._known_releases, outcome)))
+            fields = () if kept else self._with_forgotten(outcome, tuple(self._fields_of(outcome)))
             if fields:
                 found[id(outcome.call)] = fields
         for outcome in outcomes:
@@ -160,6 +142,28 @@ class Fields(CountsAtEnds):
             found[id(outcome.call)] = (*found.get(id(outcome.call), ()), ended_in_part)
         found |= overwritten_as_well(wanted, found)
         return told_where_it_is_put(wanted, found, self.recogniser.calls)
+
+    def _with_forgotten(self, outcome: Outcome, fields: tuple[StoredField, ...]) -> tuple[StoredField, ...]:
+        """These, and where nothing is said of them what some end or another method forgets."""
+        if not all(map(is_seen_to, fields)):
+            return fields
+        fields += (
+            tuple(self._forgotten_by_another_end(outcome))
+            or tuple(self._still_on_it(outcome))
+            or tuple(self._forgotten_on_a_way(outcome))
+            or tuple(self._set_to_none(outcome))
+            or tuple(self._under_a_flag(outcome, fields))
+        )
+        fields += (*self._left_counted(outcome), *self._kept_when_refused(outcome))
+        fields += (*self._left_in_its_table(outcome), *self._with_its_flag_turned(outcome))
+        fields += tuple(self._lost_on_records(outcome)) if not fields else ()
+        fields += tuple(self._left_by_an_end(outcome)) if not fields else ()
+        fields += tuple(self._left_by_the_other(outcome, fields))
+        fields += tuple(self._left_in_line(outcome)) if not fields else ()
+        fields += tuple(dropped_with_its_table(outcome, fields, self.project))
+        fields += tuple(self._lost_in_line(outcome)) if not fields else ()
+        fields += tuple(self._part_forgotten(outcome))
+        return fields + tuple(put_aside(outcome, partial(self._known_releases, outcome)))
 
     def _lost_though_open(self, outcome: Outcome) -> Iterator[StoredField]:
         """What is put over it, or where a method takes it out of a table and ends it on other ways only."""
@@ -228,7 +232,7 @@ class Fields(CountsAtEnds):
     def _fields_of(self, outcome: Outcome) -> Iterator[StoredField]:
         seen: set[Path] = set()
         self.whole = {shortened(path): path for _, path in outcome.stored}
-        for node, path in (*outcome.stored, *_on_other_ways(outcome)):
+        for node, path in (*outcome.stored, *on_other_ways(outcome)):
             path = shortened(path)
             if path in seen or not own_field(outcome.function, path) or self._of_the_pool(outcome):
                 continue
@@ -473,18 +477,10 @@ class Fields(CountsAtEnds):
         )
 
     def _ended_by_itself(self, family: list[Function], path: Path) -> list[str]:
-        """`Link.close` of `self.side.writer`, unless the class ends `self.link` so, and nobody does more than
-        work with `self.side`."""
+        """`Link.close` of `self.side.writer`, which the class may have forgotten to call."""
         names = list(self.elsewhere.of_its_own(path))
-        ends, field = {name.rpartition(".")[2] for name in names}, path[1][1:]
-        asked = {
-            own_attribute(call.func.value, each.owner or "")
-            for each in family
-            for call in each.calls
-            if isinstance(call.func, ast.Attribute) and call.func.attr in ends
-        } - {None}
-        forgotten = bool(asked) and field not in asked and only_worked_with(self.project, field, ends=ends)
-        return [] if forgotten else names
+        ends = {name.rpartition(".")[2] for name in names}
+        return [] if ends_others_alone(self.project, family, path[1][1:], ends) else names
 
     def _left_for_others(self, outcome: Outcome, family: list[Function], path: Path) -> bool:
         """`self.docs.append(Doc(url, extent))`, which nobody of the class reads, and a `write(docs)` that
@@ -648,8 +644,11 @@ class Fields(CountsAtEnds):
 
     def _refilled(self, function: Function, path: Path, at: Span) -> bool:
         family = list(self.family_of(function.cls)) if function.cls is not None else []
-        itself = len(path) == 2 and refilled_in_its_handler(function, path[1][1:], at.line)
-        return itself or (len(path) == 2 and refilled_by_a_handler(function, family, path[1][1:], at.line))
+        attribute = path[1][1:]
+        return len(path) == 2 and (
+            refilled_in_its_handler(function, attribute, at.line)
+            or refilled_by_a_handler(function, family, attribute, at.line)
+        )
 
     def _renewed(self, outcome: Outcome, path: Path) -> bool:
         """`__init__` has filled the field already, and on some way nobody gives back what it put there."""
@@ -665,15 +664,6 @@ class Fields(CountsAtEnds):
             return False
         place = (function.parameters[0], *path[1:])
         return any(True for _ in self._drops(function, place, outcome.acquisition))
-
-
-def _on_other_ways(outcome: Outcome) -> Iterator[tuple[int, Path]]:
-    """`self.current.append(row)` of a row that goes into `self.full` with the others on one way only."""
-    known = {shortened(path) for _, path in outcome.stored}
-    node = next((node for node, _ in outcome.stored), None)
-    for way in sorted(sorted(each) for each in outcome.together if node is not None):
-        if node is not None and way and known.isdisjoint(map(shortened, way)):
-            yield node, way[0]
 
 
 def _left_by_exits(stored: StoredField) -> bool:

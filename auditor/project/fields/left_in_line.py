@@ -13,7 +13,7 @@ from collections.abc import Iterator, Set
 
 from auditor.flow.lease import Field, StoredField
 from auditor.ir.calls import LOGGING
-from auditor.ir.ops import Assume, Call, Edge, Leave, Store, Way
+from auditor.ir.ops import Assume, Call, Edge, Leave, Path, Store, Way
 from auditor.project.code.bindings import assigned_by, awaited, given_to, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.fields.ways_out import SAYING
@@ -33,7 +33,8 @@ def left_in_line(outcome: Outcome, known: Set[ast.Call]) -> Iterator[StoredField
         if _is_asked_before(function, record, field, outcome.call):
             continue
         for line, seen in _lines(function, record):
-            walker = _Walker(function, outcome.call, record, line, {id(call) for call in known})
+            place = (record, f".{field}")
+            walker = _Walker(function, outcome.call, place, line, {id(call) for call in known})
             if walker.stays(seen=seen):
                 where = Field(cls.qualname, field, record)
                 yield StoredField(where, outcome.lease.span, partly_by=(function.qualname,))
@@ -89,10 +90,10 @@ def _takes_out(function: Function, line: str) -> bool:
 class _Walker:
     """Follows the record from the call on, for as long as nobody else is given it."""
 
-    def __init__(self, function: Function, call: ast.Call, record: str, line: str, ends: Set[int]) -> None:
+    def __init__(self, function: Function, call: ast.Call, place: Path, line: str, ends: Set[int]) -> None:
         self.graph = function.graph
         self.line = (function.owner or "", f".{line}")
-        self.record = (record,)
+        self.record, self.place = place[:1], place
         self.ends = ends
         self.site = {n for n, op in enumerate(self.graph.ops) if isinstance(op, Call) and op.at is call}
 
@@ -132,7 +133,7 @@ class _Walker:
         if id(op.at) in self.ends:
             return None
         if isinstance(op, Assume) and op.says_absent and op.subject is not None:
-            return None if op.subject[:1] == self.record and self._is_first(op) else there
+            return None if op.subject == self.place else there
         if isinstance(op, Store) and (op.source == self.record or op.target[:1] == self.record):
             return there if op.target[:1] == self.record and op.source != self.record else None
         if not isinstance(op, Call) or op.method in LOGGING | SAYING:
@@ -143,16 +144,3 @@ class _Walker:
                 return True
             return None if op.method in OUT | {"clear"} and there else there
         return None if self.record in told else there
-
-    def _is_first(self, op: Assume) -> bool:
-        """`if job.row is None:` of what this call has put there, and not of what another one did."""
-        return op.subject in {(*self.record, piece) for piece in self._pieces}
-
-    @property
-    def _pieces(self) -> Set[str]:
-        targets = {getattr(self.graph.ops[n], "target", ()) for n in self.site}
-        return {
-            op.target[1]
-            for op in self.graph.ops
-            if isinstance(op, Store) and op.source in targets and len(op.target) == 2
-        }

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from auditor.flow.lease import Leak, Lease, Loss
 from auditor.flow.trace import span_of
-from auditor.model import Span, Step
+from auditor.model import Step
 from auditor.project.code.bindings import given_to
 from auditor.project.code.modules import Function, Module
 from auditor.project.shapes.name_bindings import FILLING
@@ -202,22 +202,24 @@ def _comes_back(module: Module, function: Function, cut: _Cut) -> bool:
 
 
 def _lease(function: Function, cut: _Cut, end: ast.Return) -> Lease:
-    first, at, last = (_span(function, node) for node in (cut.taken, cut.kept.test, end))
+    ways = [(cut.kept.test, "kept only if it is large enough"), (end, NOTHING_LEFT)]
+    return hole_lost(function, cut.taken, cut.store, ways)
+
+
+def hole_lost(function: Function, taken: ast.expr, store: str, ways: Sequence[tuple[ast.AST, str]]) -> Lease:
+    """What `taken` takes out of the store, lost in part; `ways` lead from there to the `return`, each place
+    with what is to be said of it."""
+    places = [(taken, "taken out here"), *ways]
+    spans = [span_of(function.module.path, node, function.module.lines) for node, _ in places]
     steps = (
-        Step(first.path, first.line, first.column, "taken out here"),
-        Step(at.path, at.line, at.column, "kept only if it is large enough"),
-        Step(last.path, last.line, last.column, NOTHING_LEFT),
+        Step(span.path, span.line, span.column, words) for span, (_, words) in zip(spans, places, strict=True)
     )
     return Lease(
-        span=first,
+        span=spans[0],
         symbol=function.qualname,
-        text=" ".join(ast.unparse(cut.taken).split()),
-        protocol=function.cls.name if function.cls is not None else cut.store,
+        text=" ".join(ast.unparse(taken).split()),
+        protocol=function.cls.name if function.cls is not None else store,
         holder="",
-        leaks=(Leak(Loss.RETURN, last, "", steps),),
+        leaks=(Leak(Loss.RETURN, spans[-1], "", tuple(steps)),),
         handed_over=True,
     )
-
-
-def _span(function: Function, node: ast.AST) -> Span:
-    return span_of(function.module.path, node, function.module.lines)

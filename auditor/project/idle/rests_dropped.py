@@ -8,12 +8,10 @@ Only of stores that hold spans: all that there is lies in one at first, or other
 import ast
 from collections.abc import Iterator
 
-from auditor.flow.lease import Leak, Lease, Loss
-from auditor.flow.trace import span_of
-from auditor.model import Span, Step
+from auditor.flow.lease import Lease
 from auditor.project.code.bindings import assignments
 from auditor.project.code.modules import Function, Module
-from auditor.project.idle.remainders import PUTTING
+from auditor.project.idle.remainders import PUTTING, hole_lost
 from auditor.project.shapes.spans import is_whole
 from auditor.source.nodes import walk
 
@@ -32,7 +30,7 @@ def rests_dropped(module: Module) -> Iterator[Lease]:
                     _hands_out_a_part(function, end, begin, size)
                     for begin, size in _parts(function, taken, store)
                 ):
-                    yield _lease(function, taken, end)
+                    yield hole_lost(function, taken, store, [(end, NOTHING_KEPT)])
                     break
 
 
@@ -131,24 +129,3 @@ def _held_against_what_is_told(function: Function) -> Iterator[ast.expr]:
         told = any(getattr(side, "id", "") in function.parameters for side in sides)
         if told and isinstance(compared.ops[0], ast.Gt | ast.GtE | ast.Lt | ast.LtE):
             yield from sides
-
-
-def _lease(function: Function, taken: ast.expr, end: ast.Return) -> Lease:
-    first, last = (_span(function, node) for node in (taken, end))
-    steps = (
-        Step(first.path, first.line, first.column, "taken out here"),
-        Step(last.path, last.line, last.column, NOTHING_KEPT),
-    )
-    return Lease(
-        span=first,
-        symbol=function.qualname,
-        text=" ".join(ast.unparse(taken).split()),
-        protocol=function.cls.name if function.cls is not None else _last(getattr(taken, "value", taken)),
-        holder="",
-        leaks=(Leak(Loss.RETURN, last, "", steps),),
-        handed_over=True,
-    )
-
-
-def _span(function: Function, node: ast.AST) -> Span:
-    return span_of(function.module.path, node, function.module.lines)

@@ -157,8 +157,8 @@ class Supply:
         for loop in self.work.method.statements:
             if isinstance(loop, ast.For | ast.AsyncFor | ast.While):
                 nodes = [node for part in loop.body for node in walk(part)]
-                before = (node for node in nodes if id(node) in taken)
-                if any(each is call for each in nodes) and any(n.lineno < call.lineno for n in before):  # type: ignore[attr-defined]
+                lines = (node.lineno for node in nodes if isinstance(node, ast.expr) and id(node) in taken)
+                if any(each is call for each in nodes) and any(line < call.lineno for line in lines):
                     yield loop
 
     def _set_anew(self) -> Iterator[ast.expr]:

@@ -303,14 +303,13 @@ class Recogniser(Releases):
         if not isinstance(call.func, ast.Attribute):
             return None
         for pair, half in self._names.get(call.func.attr, ()):
+            if not (called_like_pool(call.func.value, pair) and accepts(half.function, call)):
+                continue
             distinct = half.name.verb not in WEAK or len(split(half.function.name)) > 1
-            common = function is not None and half.function.name in OF_CONTAINERS
-            both = common and function is not None and asked_for_both(function.module, call.func.value, pair)
-            if (
-                (distinct or both)
-                and called_like_pool(call.func.value, pair)
-                and accepts(half.function, call)
-            ):
+            if distinct:
+                return pair, half
+            common = half.function.name in OF_CONTAINERS
+            if common and function is not None and asked_for_both(function.module, call.func.value, pair):
                 return pair, half
         return None
 

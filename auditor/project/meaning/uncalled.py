@@ -23,7 +23,8 @@ def nobody_asks(function: Function, call: ast.Call) -> bool:
 def may_end_without(target: Function, parameter: str) -> bool:
     """On a way on which nothing fails, or a handler goes on. What puts it somewhere, or hands it on, has seen
     to it; where there is none, there is nothing to be called. The other ways have to speak of it."""
-    asked = {id(part) for node in target.nodes if hasattr(node, "test") for part in walk(node.test)}
+    asking = (node for node in target.nodes if isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert))
+    asked = {id(part) for node in asking for part in walk(node.test)}
     spoken = any(
         node.id == parameter and isinstance(node.ctx, ast.Load) and id(node) not in asked
         for node in target.of_kind(ast.Name)
