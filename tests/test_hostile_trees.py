@@ -1,6 +1,8 @@
 """Hostile trees: named failures, status 2, no traceback, and the other files' findings complete."""
 
+import ast
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,9 @@ import pytest
 from auditor.config import Settings
 from auditor.engine import Request, audit
 from auditor.model import Run
+from auditor.project.leases.leases import Follower
+from auditor.project.meaning.source import Source
+from auditor.project.outcome import Outcome
 from auditor.source import scan
 from tests.command_line import UNUSED, places, poolaudit
 
@@ -134,7 +139,43 @@ def test_a_fault_of_ours_in_one_file_is_named_and_costs_that_file(
     monkeypatch.setattr(scan, "index_file", broken)
     run = audited(tmp_path, monkeypatch)
     assert codes(run) == [("a.py", 1, "PA002")]
-    assert [(f.path, f.message) for f in run.failures] == [("b.py", "internal error: KeyError: 'lost'")]
+    [failure] = run.failures
+    assert failure.path == "b.py"
+    assert re.fullmatch(
+        r"internal error: KeyError: 'lost' \(test_hostile_trees\.py:\d+; please report it\)", failure.message
+    )
+
+
+POOL = """
+class Pool:
+    def __init__(self):
+        self.idle = [object() for _ in range(8)]
+
+    def acquire(self):
+        return self.idle.pop()
+
+    def release(self, thing):
+        self.idle.append(thing)
+"""
+
+
+def test_a_fault_of_ours_over_one_acquire_is_named_and_the_others_are_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pool.py").write_text(POOL)
+    for name in "a", "b":
+        (tmp_path / f"{name}.py").write_text(f"from pool import Pool\n\n\ndef {name}(pool: Pool):\n    pool.acquire()\n")
+    follow = Follower.outcome
+
+    def broken(self: Follower, call: ast.Call, source: Source | None = None) -> Outcome | None:
+        return {}["lost"] if self.function.name == "a" else follow(self, call, source)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(Follower, "outcome", broken)
+    run = audited(tmp_path, monkeypatch)
+    assert codes(run) == [("b.py", 5, "PA104")]
+    assert [(f.path, f.line, f.message.partition(" (")[0]) for f in run.failures] == [
+        ("a.py", 5, "internal error: KeyError: 'lost'")
+    ]
 
 
 def test_a_pipe_given_by_name(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from auditor.model.run import (
     Run,
     Summary,
     SwitchUse,
+    confession,
 )
 from auditor.model.span import Span
 
@@ -32,4 +33,5 @@ __all__ = [
     "Step",
     "Summary",
     "SwitchUse",
+    "confession",
 ]

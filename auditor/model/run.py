@@ -1,7 +1,9 @@
 """A finished run: everything a report may show, and nothing that needs the sources again."""
 
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath
 
 from auditor.model.finding import Finding, Severity
 
@@ -13,6 +15,13 @@ class Failure:
     path: str
     line: int
     message: str
+
+
+def confession(error: Exception) -> str:
+    """How a fault of the audit's own is told of the file that it met: what it was, and where in the audit."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    at = f"{PurePath(where.filename).name}:{where.lineno}"
+    return f"internal error: {type(error).__name__}: {error} ({at}; please report it)"
 
 
 @dataclass(frozen=True, slots=True)

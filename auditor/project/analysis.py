@@ -13,7 +13,7 @@ from auditor.flow.lease import GivingBack, Lease, StoredField
 from auditor.flow.limits import TooManyStates
 from auditor.flow.misuse import Misuse
 from auditor.ir.graph import TooLarge
-from auditor.model import Failure
+from auditor.model import Failure, confession
 from auditor.project.adoption.usage import Usage
 from auditor.project.code.aliases import other_names
 from auditor.project.code.calls import Calls
@@ -138,6 +138,8 @@ class Analysis:
                     pairs += discover(self.model, module)
                 except RecursionError:
                     self.project.failed[path] = (0, "not searched for pools: nested too deeply")
+                except Exception as error:  # a fault of ours costs one file, and is said
+                    self.project.failed[path] = (0, f"not searched for pools: {confession(error)}")
         return pairs
 
     def run(self) -> FlowResult:
@@ -300,6 +302,9 @@ class Analysis:
             why = {TooLarge: "the function is too large", TooManyStates: "too many ways to hold it"}
             reason = why.get(type(error), "nested too deeply")
             self.unfollowed.append(Failure(function.module.path, call.lineno, f"not followed: {reason}"))
+            return
+        except Exception as error:  # a fault of ours costs one acquire, and is said
+            self.project.failed.setdefault(function.module.path, (call.lineno, confession(error)))
             return
         reached = [outcome for outcome in outcomes if outcome is not None]
         if source.second_hand:

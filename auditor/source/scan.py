@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from auditor.model import Failure
+from auditor.model import Failure, confession
 from auditor.source.clue import Clue, is_relevant
 from auditor.source.discover import SourceFile
 from auditor.source.index import FileIndex, Need, index_file, prefilter
@@ -111,7 +111,7 @@ def _failure(path: str, error: Exception) -> Failure:
         case UnicodeError():
             return Failure(path, 0, f"{_NOT_PYTHON}: contains characters that cannot be encoded")
         case _:
-            return Failure(path, 0, f"internal error: {type(error).__name__}: {error}")
+            return Failure(path, 0, confession(error))
 
 
 def _index(path: str, text: str, sight: Sight, parse: Parse) -> FileIndex:

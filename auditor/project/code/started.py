@@ -109,15 +109,15 @@ def _passed_through(model: ClassModel, function: Function, call: Call) -> tuple[
         return None
     own = is_bound(helper, call.at)
     first = len(helper.parameters) - own
-    work = helper.parameters[-1] if helper.parameters[own:] else None
-    if len(call.at.args) < first or not any(
-        _has_it_done(each, work, rest.arg) for each in helper.of_kind(ast.Call)
-    ):
+    if not helper.parameters[own:] or len(call.at.args) < first:
+        return None
+    work = helper.parameters[-1]
+    if not any(_has_it_done(each, work, rest.arg) for each in helper.of_kind(ast.Call)):
         return None
     return call.at.args[first - 1], first
 
 
-def _has_it_done(call: ast.Call, work: str | None, rest: str) -> bool:
+def _has_it_done(call: ast.Call, work: str, rest: str) -> bool:
     """`submit(work, *told)`, `Thread(target=work, args=told)`, `work(*told)`"""
     named = [getattr(each, "id", None) for each in (call.func, *call.args)]
     named += [getattr(each.value, "id", None) for each in call.keywords]

@@ -40,6 +40,11 @@ class Following:
             self._known = known_at_nodes(self.graph)
         return self._known
 
+    def is_placed(self, node: int, source: Source | None) -> bool:
+        """Whether it can be told where the lease lies."""
+        op = self.graph.ops[node]
+        return isinstance(op, Call) and self.effects.acquisition(op, source) is not None
+
     def acquisition(self, node: int, source: Source | None) -> Acquisition:
         op = self.graph.ops[node]
         assert isinstance(op, Call)

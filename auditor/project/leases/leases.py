@@ -101,7 +101,7 @@ class Follower(Afterwards):
         cannot be reached. Raises `solve.TooManyStates`."""
         merged: Outcome | None = None
         for node in site_nodes(self.function, call):
-            if node not in self.known:
+            if node not in self.known or not self.is_placed(node, source):
                 continue
             outcome = self._outcome_at(node, source)
             merged = outcome if merged is None else merged_outcome(merged, outcome)

@@ -340,6 +340,8 @@ class Recogniser(Releases):
         if source.value is Value.OBJECT and self._is_tensor(function, source, call):
             source = replace(source, value=Value.TENSOR)
         places = self._places(function, source, call)
+        if not places:
+            return None  # `fill(*told)`: nobody can tell which object it will lie in
         return Acquisition(
             source.protocol,
             source.handle,
