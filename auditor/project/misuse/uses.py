@@ -68,6 +68,10 @@ class Ends:
 
 NOTHING_KNOWN = Ends()
 
+OF_MANY_THINGS = frozenset({"abort", "detach", "quit"})
+"""Methods that end a file or a link, and of what nobody knows may do anything: a tensor's `detach()`, the
+`abort()` of a call that is being served."""
+
 
 class Endings:
     """What functions do to what they are given, each asked once; recursion is answered with nothing."""
@@ -220,6 +224,8 @@ class FunctionUses:
     ) -> Release | None:
         if call.method in ("closing", "aclosing"):
             return None  # it closes when its `with` is left, not now
+        if not protocol and position == -1 and call.method in OF_MANY_THINGS:
+            return None
         if self.recogniser.releases(self.function, call.at, position):
             inner = any(piece.startswith(".") for piece in rest)  # what a field of it holds stays
             return None if inner else self._listed(call, position)

@@ -33,6 +33,7 @@ from auditor.project.pools.halves import (
     Pair,
     acquiring_half,
     only_passes,
+    with_helpers,
 )
 from auditor.project.pools.instead import with_others
 from auditor.project.pools.lent_kinds import value_of
@@ -402,7 +403,7 @@ def _gives_back(function: Function, acquiring: Name) -> bool:
     if _is_told_no_lease(function):
         return False
     return (
-        changes_state(function)
+        any(map(changes_state, with_helpers([function])))
         or any(RELEASING.fullmatch(name) or take_apart(name, RELEASE_WORDS) for name in called(function))
         or _strikes_off_elsewhere(function)
     )

@@ -214,9 +214,9 @@ def hands_out(function: Function, name: Name, partners: list[Function]) -> bool:
             or counts_what_it_returns(function, partners)
             or _lends_by_type(function, name, partners)
         )
-    if changes_state(function) or removes_from_state(function) or counts_what_it_returns(function, partners):
+    if removes_from_state(function) or counts_what_it_returns(function, partners):
         return True
-    return any(not STRONG.isdisjoint(split(name)) for name in called(function))
+    return any(map(changes_state, with_helpers([function]))) or any(not STRONG.isdisjoint(split(name)) for name in called(function))
 
 
 def _lends_by_type(function: Function, name: Name, partners: list[Function]) -> bool:
@@ -229,12 +229,13 @@ def _lends_by_type(function: Function, name: Name, partners: list[Function]) -> 
 def _of_other_stores(function: Function, partners: list[Function]) -> bool:
     """`get_next()` takes results out of one field, and `push(actor)` puts idle actors into another."""
     taken = {field for field, _ in field_work(function).taken}
-    filled = {put.field for each in _with_helpers(partners) for put in field_work(each).put}
+    filled = {put.field for each in with_helpers(partners) for put in field_work(each).put}
     apart = bool(taken and filled) and taken.isdisjoint(filled)
     return apart and not any(f".{field}" in function.text for field in filled)  # `self._free = self._dirty`
 
 
-def _with_helpers(methods: list[Function]) -> list[Function]:
+def with_helpers(methods: list[Function]) -> list[Function]:
+    """Those, and what they ask of their own object."""
     asked = [
         method.cls.methods.get(own_attribute(call.func, method.owner or "") or "")
         for method in methods
