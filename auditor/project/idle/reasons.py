@@ -59,6 +59,8 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
     """Whether what is passed over here is as good as ever for whoever asks next: it does not suit this
     caller, or is in a state. `it` are the names of what was taken, and of what was read off it."""
     names = {name for name in it if not name.startswith("%")}
+    if _is_out_of_date(function, test, names):
+        return False
     asked = _condition(stock, function, test, taking)
     told = _callers_words(stock, function)
     if not _mentions_any(asked, names):  # nothing that the books say is about this one
@@ -85,6 +87,28 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
     features = [node for node in asked.nodes if _is_feature(node, names) and id(node) not in single]
     kept = any(_is_set_by(stock, last_part(node)) for node in features)
     return _mentions_any(asked, told - names) or (bool(features) and not (kept or stock.given))
+
+
+def _is_out_of_date(function: Function, test: ast.expr, names: Set[str]) -> bool:
+    """`self.resting.get(port) == until`, of the `until, port` that were taken: where the object's own table
+    says otherwise by now, the entry had been struck off long before, and only lay there still."""
+    return any(
+        isinstance(node, ast.Compare)
+        and any(_is_looked_up(function, side, names) for side in (node.left, *node.comparators))
+        and any(getattr(side, "id", None) in names for side in (node.left, *node.comparators))
+        for node in walk(test)
+    )
+
+
+def _is_looked_up(function: Function, side: ast.expr, names: Set[str]) -> bool:
+    match side:
+        case ast.Subscript(value=table, slice=ast.Name(id=key)):
+            pass
+        case ast.Call(func=ast.Attribute(value=table, attr="get"), args=[ast.Name(id=key), *_]):
+            pass
+        case _:
+            return False
+    return key in names and own_attribute(table, function.owner or "") is not None
 
 
 def _lists_of_the_caller(test: ast.expr, function: Function) -> Iterator[str]:

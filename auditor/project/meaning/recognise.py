@@ -184,6 +184,9 @@ class Recogniser(Releases):
         declared = self._by_pattern(self.declared, names_of(targets, constructed, dotted), text, call)
         if declared is not None:
             return declared
+        outside = not targets or self.calls.guessed(function, call)
+        if text == f"super().{function.name}" and outside:
+            return None  # a base elsewhere does it, and whoever calls this method owes what comes of it
         for target in () if self._one_guess_of_several(function, call, targets) else targets:
             if target.name == "__init__" and constructed is None:
                 continue  # `super().__init__(budget)`: the object is made by whoever calls its class

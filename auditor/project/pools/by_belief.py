@@ -23,7 +23,7 @@ from auditor.project.pools.by_their_users import (
     told_back,
 )
 from auditor.project.pools.counterparts import Moves, answers
-from auditor.project.pools.halves import LENDING, Half, Pair, acquiring_half
+from auditor.project.pools.halves import LENDING, Half, Pair, acquiring_half, is_called_a_pool
 from auditor.project.pools.kept_for import kept_for
 from auditor.project.pools.lasting import lasting, undoing
 from auditor.project.pools.lent_kinds import value_of
@@ -33,7 +33,7 @@ from auditor.project.shapes.changes import Change, Did
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.pool_state import own_parameters
 from auditor.project.shapes.ways import MODULE, SELF, Helpers, Ways
-from auditor.protocols.vocabulary import RELEASE_WORDS, Name, take_apart
+from auditor.protocols.vocabulary import RELEASE_WORDS, Name, split, take_apart
 
 ENDING = re.compile(
     r" -=? |\.pop|\bdel |\.remove\(|\.discard\(|heappop| = (?:None|False|True|0)\b|\.release\(|&|\[[^\n]*:"
@@ -53,7 +53,8 @@ SHOWING = re.compile(
 
 SHARED = re.compile(
     r"(?:get|find|load|fetch|create)_(?:or|if)_|ensure_|(?:evaluate|predict|train|forward|step|update)$"
-    r"|(?:run|execute|process|handle|compute|parse|encode|decode|generate|profile|measure|ingest|manage|on)(?:_|$)"
+    r"|(?:run|execute|process|handle|compute|parse|encode|decode|generate|profile|measure|ingest|manage|on"
+    r"|poll|probe|peek)(?:_|$)"
     r"|call(?:_(?!in$|out$|up$)|$)"
 )
 """Names of what shows everybody the same, and of what works."""
@@ -346,6 +347,8 @@ def _may_end(begins: Function, ends: Function) -> bool:
     """Told what the first returned or was told; nothing where there is nothing to tell."""
     if SHOWING.match(ends.name) and not piles_up_what_it_is_told(ends):
         return False
+    if split(ends.name)[-1:] == ("all",) != split(begins.name)[-1:]:
+        return False  # `reject_all(error)` is told of none of those that `create_future()` made
     nothing = not own_parameters(begins) and not returns_something(begins)
     return bool(own_parameters(ends)) is not nothing
 
@@ -390,7 +393,9 @@ def _may_be_half(method: Function, known: Set[Function]) -> bool:
     private = (
         method.name.startswith("_") or method.is_abstract or method.is_static or SHARED.match(method.name)
     )
-    return not private and LENDING.isdisjoint(method.decorators) and not _asks_one_of(method, known)
+    stacked = method.name.startswith("pop_") and not is_called_a_pool(method)
+    lending = LENDING.isdisjoint(method.decorators)
+    return not (private or stacked) and lending and not _asks_one_of(method, known)
 
 
 def _asks_one_of(method: Function, known: Set[Function]) -> bool:

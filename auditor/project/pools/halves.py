@@ -195,9 +195,14 @@ def _of_module(function: Function) -> bool:
     return function.cls is None and function.parent is None and not function.of_first
 
 
+def is_called_a_pool(function: Function) -> bool:
+    """By the name of its class; of others `pop` takes from an operand stack or an undo list."""
+    return not POOL_WORDS.isdisjoint(split(function.cls.name if function.cls else ""))
+
+
 def hands_out(function: Function, name: Name, partners: list[Function]) -> bool:
     of_class = {*split(function.cls.name if function.cls else "")}
-    if (name.verb == "pop" or takes_work(function)) and not of_class & POOL_WORDS:
+    if (name.verb == "pop" or takes_work(function)) and not is_called_a_pool(function):
         return False  # an operand stack, an undo list; a job that is claimed may be released to be retried
     if name.verb in ("get", "fetch") and of_class & PASSING_ON:
         return False  # what one side puts in, the other gets to keep

@@ -57,6 +57,9 @@ ENDING = re.compile(
 )
 """Names of methods that hand out what is to go for good, as every file's and dict's do; and of handlers."""
 
+SHOWING = frozenset({"__iter__", "__getitem__"})
+"""By these an object shows what it has, as a list does: it is a collection, and no pool, of that."""
+
 LENGTHS = frozenset({"len", "length", "size"})
 """Words in the names of how many something has."""
 
@@ -77,7 +80,10 @@ def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
     lending = [work for work in named if not ENDING.match(work.method.name)]
     helpers = by_name(works)
     queues: set[str] = set()
+    shown = [method for method in methods if method.name in SHOWING]
     for name in sorted({name for work in named for name, _ in work.taken}):
+        if any(f".{name}" in method.text for method in shown):
+            continue
         takers = [work for work in lending if _takes_out_of(work, name)]
         stocked = stocked_with_memory(begun, helpers, name)
         givers = [w for w in named if _puts_into(w, name) and w not in takers and (stocked or w not in begun)]
