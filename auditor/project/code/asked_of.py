@@ -32,11 +32,18 @@ class AskedOf:
 
     def in_module(self, function: Function, receiver: ast.expr) -> Set[str]:
         """The same of all fields so called in its module: who only takes `self.streams.get()` has what others
-        give back to their `self.streams`."""
+        give back to their `self.streams`, or to `self._streams`."""
         module = function.module
         if module not in self._known:
-            self._known[module] = _asked(each for each in module.by_node.values() if each.is_method)
-        return self._known[module].get(ast.unparse(listing(receiver)), set())
+            self._known[module] = together = {}
+            asked = _asked(each for each in module.by_node.values() if each.is_method)
+            for text, methods in asked.items():
+                together.setdefault(_without_underscores(text), set()).update(methods)
+        return self._known[module].get(_without_underscores(ast.unparse(listing(receiver))), set())
+
+
+def _without_underscores(receiver: str) -> str:
+    return receiver.replace("._", ".").replace("._", ".")
 
 
 def _asked(functions: Iterable[Function]) -> Asked:

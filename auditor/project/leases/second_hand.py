@@ -8,10 +8,17 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
-from auditor.flow.effects import Handle, Value
+from auditor.flow.effects import Handle, Position, Value
 from auditor.flow.lease import EXCEPTIONAL, Loss
 from auditor.ir.ops import Path
-from auditor.project.code.bindings import assigned_by, awaited, given_to, root_of, ways
+from auditor.project.code.bindings import (
+    assigned_by,
+    awaited,
+    given_to,
+    own_attribute,
+    root_of,
+    ways,
+)
 from auditor.project.code.modules import Function
 from auditor.project.leases.kept_and_ended import is_ended_where_kept
 from auditor.project.leases.kinds_of_messages import says_what_it_is
@@ -20,7 +27,7 @@ from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import functions_with
 from auditor.project.meaning.source import Source
 from auditor.project.outcome import Outcome
-from auditor.project.pools.halves import Pair
+from auditor.project.pools.halves import Pair, asked_alone
 from auditor.project.shapes.field_work import field_work
 from auditor.source.nodes import walk
 
@@ -33,21 +40,59 @@ MANY = 4
 DEEPEST = 3
 """So many names one after the other are looked through."""
 
+EACH: Path = ("[*]",)
+
 FROM_QUEUES = frozenset({"get", "get_nowait"})
 
 
 def second_hands(recogniser: Recogniser) -> Iterator[tuple[Function, ast.Call, Source]]:
     """Calls that take a lease out of a queue, with the functions that they stand in."""
-    words = {function.name for function, (pair, _) in recogniser.releasing.items() if lends(pair)}
-    for module in list(recogniser.calls.model.project.parsed()):
-        if not any(f".{way}(" in module.text for way in QUEUED):
-            continue
-        for function, calls in functions_with(module, words):
-            for thing, pair in given_back_in(recogniser, function, calls):
+    ends = [function for function, (pair, _) in recogniser.releasing.items() if lends(pair)]
+    ends += [method for end in ends for method in _handing_to(end)]
+    words = {function.name for function in ends}
+    modules = [
+        module
+        for module in recogniser.calls.model.project.parsed()
+        if any(f".{way}(" in module.text for way in QUEUED)
+    ]
+    ending = {
+        function: fields
+        for module in modules
+        for function, calls in functions_with(module, words)
+        if (fields := list(_own_given_back(recogniser, function, calls)))
+    }
+    for module in modules:
+        for function, calls in functions_with(module, words | {method.name for method in ending}):
+            back = [*given_back_in(recogniser, function, calls), *_ended_records(recogniser, function, ending)]
+            for thing, pair in back:
                 for taker, call, source in _got(recogniser, function, thing, pair):
                     yield taker, call, source
                     if not thing[1:]:  # of what a request holds, another method may know better
                         yield from ((each, other, source) for each, other in _others(taker, call))
+
+
+def _handing_to(end: Function) -> Iterator[Function]:
+    """`free(row)` beside `discard(row)`, which is all that it calls: a second name."""
+    for method in end.cls.methods.values() if end.cls is not None else ():
+        asked = asked_alone(method)
+        if asked is not None and asked[0] is end:
+            told = [getattr(each, "id", "") for each in asked[1].args]
+            if told == [name for name in method.parameters if name != method.owner]:
+                yield method
+
+
+def _pairs_ended(recogniser: Recogniser, function: Function, call: ast.Call) -> list[Pair]:
+    """Of the methods of pools that the call may reach, by their second names as well."""
+    reached = recogniser.calls.targets(function, call)[0]
+    meant = [asked[0] if (asked := asked_alone(each)) is not None else each for each in reached]
+    return [recogniser.releasing[each][0] for each in meant if each in recogniser.releasing]
+
+
+def _gives_back(recogniser: Recogniser, function: Function, call: ast.Call, position: Position) -> bool:
+    """The argument, by a method of a pool or a second name of it."""
+    reached = recogniser.calls.targets(function, call)[0]
+    by_another_name = bool(reached) and all(asked_alone(each) is not None for each in reached)
+    return by_another_name or recogniser.releases(function, call, position)
 
 
 def _others(taker: Function, call: ast.Call) -> Iterator[tuple[Function, ast.Call]]:
@@ -127,11 +172,7 @@ def given_back_in(
 ) -> Iterator[tuple[Path, Pair]]:
     """Locals, or fields of theirs, that are given back here, with the pair that says so."""
     for call in calls:
-        pairs = [
-            recogniser.releasing[target][0]
-            for target in recogniser.calls.targets(function, call)[0]
-            if target in recogniser.releasing
-        ]
+        pairs = _pairs_ended(recogniser, function, call)
         if len(pairs) == 1 and lends(pairs[0]) and (ended := _ends_itself(recogniser, function, call)):
             yield ended, pairs[0]
         for position, argument in enumerate(call.args) if len(pairs) == 1 and lends(pairs[0]) else ():
@@ -144,8 +185,32 @@ def given_back_in(
                     thing = (name, f"[{part!r}]")
                 case _:
                     continue
-            if recogniser.releases(function, call, position):
+            if _gives_back(recogniser, function, call, position):
                 yield thing, pairs[0]
+
+
+def _own_given_back(
+    recogniser: Recogniser, method: Function, calls: list[ast.Call]
+) -> Iterator[tuple[str, Pair]]:
+    """Fields of its own object that a method gives back: `self.pool.put(self.buffer)`."""
+    for call in calls if method.owner is not None else ():
+        pairs = _pairs_ended(recogniser, method, call)
+        for position, argument in enumerate(call.args) if len(pairs) == 1 and lends(pairs[0]) else ():
+            field = own_attribute(argument, method.owner or "")
+            if field is not None and _gives_back(recogniser, method, call, position):
+                yield field, pairs[0]
+
+
+def _ended_records(
+    recogniser: Recogniser, function: Function, ending: Mapping[Function, Sequence[tuple[str, Pair]]]
+) -> Iterator[tuple[Path, Pair]]:
+    """`staged.recycle()`, of a local name, which gives back what lies in `staged.buffer`."""
+    for call in function.calls:
+        match call.func:
+            case ast.Attribute(value=ast.Name(id=name)) if name != function.owner:
+                targets = recogniser.calls.targets(function, call)[0]
+                for field, pair in ending.get(targets[0], ()) if len(targets) == 1 else ():
+                    yield (name, f".{field}"), pair
 
 
 def _ends_itself(recogniser: Recogniser, function: Function, call: ast.Call) -> Path | None:
@@ -177,6 +242,8 @@ def _got(
         for target in recogniser.calls.targets(function, call)[0]:
             for inner in _handed_on(target) if sure or target.cls is function.cls else ():
                 yield target, inner, source
+            for inner in _listed(target) if sure and rest[:1] == EACH else ():
+                yield target, inner, handed_over(pair, rest[1:])
 
 
 def _bound(function: Function, thing: Path) -> tuple[ast.expr, Path] | None:
@@ -215,8 +282,11 @@ def _bindings(function: Function, name: str) -> Iterator[tuple[ast.expr, Path]]:
                     for index, part in enumerate(parts):
                         if isinstance(part, ast.Name) and part.id == name:
                             yield value, (f"[{index}]",)
-        if isinstance(node, (ast.For, ast.AsyncFor, ast.With, ast.AsyncWith)) and _binds(node, name):
-            yield ast.Constant(None), ()
+        match node:
+            case ast.For(target=ast.Name(id=same), iter=ast.Name() as listed) if same == name:
+                yield listed, EACH
+            case ast.For() | ast.AsyncFor() | ast.With() | ast.AsyncWith() if _binds(node, name):
+                yield ast.Constant(None), ()
 
 
 def _binds(node: ast.For | ast.AsyncFor | ast.With | ast.AsyncWith, name: str) -> bool:
@@ -253,12 +323,15 @@ def _takes_from_others(function: Function, call: ast.Call, *, around: bool = Fal
 
 
 def _takes_from_its(function: Function, call: ast.Call) -> bool:
-    """`self.prefetcher.out.get()`, of a queue that another object has."""
+    """`self.prefetcher.out.get()`, or `stager.out.get()` of what it is told: a queue that another object
+    has."""
     match call.func:
         case ast.Attribute(value=ast.Attribute(value=ast.Attribute(value=ast.Name(id=owner))), attr=way) if (
             owner == function.owner
         ):
             return way in FROM_QUEUES and _asks_for_next(call)
+        case ast.Attribute(value=ast.Attribute(value=ast.Name(id=name)), attr=way) if name != function.owner:
+            return name in function.parameters and way in FROM_QUEUES and _asks_for_next(call)
     return False
 
 
@@ -283,6 +356,25 @@ def _handed_on(target: Function) -> Iterator[ast.Call]:
             for way in (way for value in given for way in ways(value)):
                 if isinstance(way, ast.Call) and (
                     _takes_from_others(target, way) or (not named and _takes_what_was_queued(target, way))
+                ):
+                    yield way
+
+
+def _listed(target: Function) -> Iterator[ast.Call]:
+    """`rows.append(self.arena.full.get())`, and `return rows`."""
+    returned = {
+        node.value.id
+        for node in target.statements
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Name)
+    }
+    for call in target.calls:
+        match call:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="append"), args=[added]) if (
+                name in returned
+            ):
+                way = awaited(added)
+                if isinstance(way, ast.Call) and (
+                    _takes_from_others(target, way) or _takes_from_its(target, way)
                 ):
                     yield way
 

@@ -84,6 +84,12 @@ READING = frozenset({"read", "readline", "readlines", "write", "writelines", "ge
 ASKING = re.compile(r"(?:is|has|can|count|num|len|size)(?:_\w+)?")
 """Methods whose answer is a truth or a number."""
 
+MEASURING = re.compile(
+    r"(?:get_)?(?:\w+_)?(?:size|shape|dtype|nbytes|n_bytes|length|numel|device|layout|format|ndim|data_ptr)"
+)
+"""Methods of a tensor, or of an object around memory, that say what it is like and where it lies:
+`memory.get_size()`."""
+
 CONTENT = frozenset({"get", "unwrap"})
 """Methods that take out of an outcome what it stands for: `status.get()`."""
 

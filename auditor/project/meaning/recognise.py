@@ -38,6 +38,7 @@ from auditor.project.pools.called_like import (
     asked_for_both,
     called_like_pool,
     given_back_near,
+    likeness,
     names_an_amount,
     says_enough,
     written_for,
@@ -305,14 +306,19 @@ class Recogniser(Releases):
         has, where what goes by its name in the file of the function is asked for both halves."""
         if not isinstance(call.func, ast.Attribute):
             return None
-        for pair, half in self._names.get(call.func.attr, ()):
-            if not (called_like_pool(call.func.value, pair) and accepts(half.function, call)):
-                continue
+        receiver = call.func.value
+        fitting = [
+            (pair, half)
+            for pair, half in self._names.get(call.func.attr, ())
+            if called_like_pool(receiver, pair) and accepts(half.function, call)
+        ]
+        fitting.sort(key=lambda found: (-likeness(receiver, found[0]), found[1].handle is not Handle.RESULT))
+        for pair, half in fitting:
             distinct = half.name.verb not in WEAK or len(split(half.function.name)) > 1
             if distinct:
                 return pair, half
             common = half.function.name in OF_CONTAINERS
-            if common and function is not None and asked_for_both(function.module, call.func.value, pair):
+            if common and function is not None and asked_for_both(function.module, receiver, pair):
                 return pair, half
         return None
 

@@ -93,8 +93,8 @@ def acquiring_half(
         return None
     if ends_when_it_is_done(function, partners):
         return None
-    asked = _asked_alone(function)
-    if asked is not None and _asked_alone(asked[0]) is None:
+    asked = asked_alone(function)
+    if asked is not None and asked_alone(asked[0]) is None:
         inner = acquiring_half(asked[0], name, partners, shaped=shaped)
         told = _told_as(asked[1], asked[0], inner.argument) if inner is not None else ""
         if inner is not None and inner.handle is Handle.ARGUMENT and told in own_parameters(function):
@@ -138,7 +138,7 @@ def acquiring_half(
     return Half(function, name, Handle.RESULT, 0, value_of(function))
 
 
-def _asked_alone(function: Function) -> tuple[Function, ast.Call] | None:
+def asked_alone(function: Function) -> tuple[Function, ast.Call] | None:
     """`return self.allocate_msg(data, more)`, and nothing else: what is owed is what that one says."""
     body = [each for each in getattr(function.node, "body", ()) if not _is_docstring(each)]
     match body:
