@@ -164,7 +164,8 @@ def test_a_fault_of_ours_over_one_acquire_is_named_and_the_others_are_followed(
 ) -> None:
     (tmp_path / "pool.py").write_text(POOL)
     for name in "a", "b":
-        (tmp_path / f"{name}.py").write_text(f"from pool import Pool\n\n\ndef {name}(pool: Pool):\n    pool.acquire()\n")
+        user = f"from pool import Pool\n\n\ndef {name}(pool: Pool):\n    pool.acquire()\n"
+        (tmp_path / f"{name}.py").write_text(user)
     follow = Follower.outcome
 
     def broken(self: Follower, call: ast.Call, source: Source | None = None) -> Outcome | None:

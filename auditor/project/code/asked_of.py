@@ -35,7 +35,8 @@ class AskedOf:
         give back to their `self.streams`, or to `self._streams`."""
         module = function.module
         if module not in self._known:
-            self._known[module] = together = {}
+            together: Asked = {}
+            self._known[module] = together
             asked = _asked(each for each in module.by_node.values() if each.is_method)
             for text, methods in asked.items():
                 together.setdefault(_without_underscores(text), set()).update(methods)

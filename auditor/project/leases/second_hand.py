@@ -63,7 +63,10 @@ def second_hands(recogniser: Recogniser) -> Iterator[tuple[Function, ast.Call, S
     }
     for module in modules:
         for function, calls in functions_with(module, words | {method.name for method in ending}):
-            back = [*given_back_in(recogniser, function, calls), *_ended_records(recogniser, function, ending)]
+            back = [
+                *given_back_in(recogniser, function, calls),
+                *_ended_records(recogniser, function, ending),
+            ]
             for thing, pair in back:
                 for taker, call, source in _got(recogniser, function, thing, pair):
                     yield taker, call, source
@@ -92,7 +95,7 @@ def _gives_back(recogniser: Recogniser, function: Function, call: ast.Call, posi
     """The argument, by a method of a pool or a second name of it."""
     reached = recogniser.calls.targets(function, call)[0]
     by_another_name = bool(reached) and all(asked_alone(each) is not None for each in reached)
-    return by_another_name or recogniser.releases(function, call, position)
+    return by_another_name or bool(recogniser.releases(function, call, position))
 
 
 def _others(taker: Function, call: ast.Call) -> Iterator[tuple[Function, ast.Call]]:

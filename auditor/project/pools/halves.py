@@ -221,7 +221,9 @@ def hands_out(function: Function, name: Name, partners: list[Function]) -> bool:
         )
     if removes_from_state(function) or counts_what_it_returns(function, partners):
         return True
-    return any(map(changes_state, with_helpers([function]))) or any(not STRONG.isdisjoint(split(name)) for name in called(function))
+    return any(map(changes_state, with_helpers([function]))) or any(
+        not STRONG.isdisjoint(split(name)) for name in called(function)
+    )
 
 
 def _lends_by_type(function: Function, name: Name, partners: list[Function]) -> bool:
