@@ -38,7 +38,7 @@ class Calls:
         """The methods that unresolved receivers may mean."""
         self._by_name = {}
         for function in functions:
-            if function.is_method:
+            if function.is_method and not function.is_property:
                 self._by_name.setdefault(function.name, []).append(function)
 
     def targets(
