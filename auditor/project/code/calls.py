@@ -5,10 +5,10 @@ from collections.abc import Iterable
 
 from auditor.flow.effects import Position
 from auditor.project.code.annotations import is_container
-from auditor.project.code.asked_of import AskedOf, is_called_a_pool, is_called_like
+from auditor.project.code.asked_of import AskedOf, is_called_a_pool, is_called_like, listing
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function, last_part
-from auditor.protocols.vocabulary import POOLS, split
+from auditor.protocols.vocabulary import POOLS, singular, split
 
 MAX_CANDIDATES = 4
 """A method name that more classes than this define says nothing about which one is meant."""
@@ -102,7 +102,7 @@ class Calls:
         named = [f for f in named if accepts(f, call)]
         if len(named) > MAX_CANDIDATES:
             return ()
-        return tuple(f for f in named if not _called_otherwise(call.func.value, f))
+        return most_alike(call.func.value, [f for f in named if not _called_otherwise(call.func.value, f)])
 
     def _by_all_that_is_asked(
         self, function: Function, receiver: ast.expr, call: ast.Call
@@ -140,6 +140,17 @@ def accepts(function: Function, call: ast.Call) -> bool:
     given = len(call.args) + len(call.keywords)
     unpacked = any(keyword.arg is None for keyword in call.keywords)
     return (args.vararg is not None or len(call.args) <= most) and (unpacked or given >= least)
+
+
+def most_alike(receiver: ast.expr, named: list[Function]) -> tuple[Function, ...]:
+    """Of methods of one name those whose classes share most words with the receiver's name, besides that it is
+    a pool: `self.host_pool.alloc()` is of the `HostPool`."""
+    words = {singular(word) for word in split(last_part(listing(receiver)))} - POOLS
+    shared = [
+        len(words & {singular(word) for word in split(each.cls.name)}) if each.cls is not None else 0
+        for each in named
+    ]
+    return tuple(each for each, count in zip(named, shared, strict=True) if count == max(shared))
 
 
 def _called_otherwise(receiver: ast.expr, function: Function) -> bool:
