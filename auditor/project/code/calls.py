@@ -143,8 +143,8 @@ def accepts(function: Function, call: ast.Call) -> bool:
 
 
 def most_alike(receiver: ast.expr, named: list[Function]) -> tuple[Function, ...]:
-    """Of methods of one name those whose classes share most words with the receiver's name, besides that it is
-    a pool: `self.host_pool.alloc()` is of the `HostPool`."""
+    """Of methods of one name those whose classes share most words with the receiver's name, besides that it
+    is a pool: `self.host_pool.alloc()` is of the `HostPool`."""
     words = {singular(word) for word in split(last_part(listing(receiver)))} - POOLS
     shared = [
         len(words & {singular(word) for word in split(each.cls.name)}) if each.cls is not None else 0

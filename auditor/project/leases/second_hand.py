@@ -239,10 +239,15 @@ def _got(
         if not isinstance(call, ast.Call):
             continue
         source = handed_over(pair, rest)
-        if _takes_from_others(function, call, around=bool(thing[1:])) or _takes_from_its(function, call):
+        known = recogniser.calls.targets(function, call)[
+            0
+        ]  # a manager of sessions that is asked to `get()` one
+        if not (known and thing[1:]) and (
+            _takes_from_others(function, call, around=bool(thing[1:])) or _takes_from_its(function, call)
+        ):
             yield function, call, source
         sure = not recogniser.calls.guessed(function, call)
-        for target in recogniser.calls.targets(function, call)[0]:
+        for target in known:
             for inner in _handed_on(target) if sure or target.cls is function.cls else ():
                 yield target, inner, source
             for inner in _listed(target) if sure and rest[:1] == EACH else ():
