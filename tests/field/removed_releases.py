@@ -4,10 +4,10 @@
 
 Any package will do, which makes this a look at code as it is, not as authors of labelled programs write
 it. What is taken out is a statement that calls something named like a release. With --rollbacks only those
-that stand before a `return`, `raise`, `continue` or `break` in a block of their own, as a forgotten one would.
-One of each file goes at a time. It was noticed if some lease of that file is lost on a way on which it had not
-been lost: on an ordinary way, or by an exception alone. Not every release that goes makes a leak: whoever
-wants a rate must read what was not noticed.
+that stand before a `return`, `raise`, `continue` or `break` in a block of their own, as a forgotten one
+would. One of each file goes at a time. It was noticed if some lease of that file is lost on a way on which
+it had not been lost: on an ordinary way, or by an exception alone. Not every release that goes makes a leak:
+whoever wants a rate must read what was not noticed.
 """
 
 import argparse
