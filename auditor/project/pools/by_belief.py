@@ -347,7 +347,8 @@ def _may_end(begins: Function, ends: Function) -> bool:
     """Told what the first returned or was told; nothing where there is nothing to tell."""
     if SHOWING.match(ends.name) and not piles_up_what_it_is_told(ends):
         return False
-    if split(ends.name)[-1:] == ("all",) != split(begins.name)[-1:]:
+    of_all = split(ends.name)[-1:] == ("all",) != split(begins.name)[-1:]
+    if of_all and not {*own_parameters(begins)} & {*own_parameters(ends)}:
         return False  # `reject_all(error)` is told of none of those that `create_future()` made
     nothing = not own_parameters(begins) and not returns_something(begins)
     return bool(own_parameters(ends)) is not nothing
