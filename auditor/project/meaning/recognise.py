@@ -27,7 +27,7 @@ from auditor.project.meaning.one_more import is_one_more, is_one_more_of_itself
 from auditor.project.meaning.opener import Opener
 from auditor.project.meaning.parting import in_result
 from auditor.project.meaning.releases import Releases, callee_text, names_of
-from auditor.project.meaning.several_taken import each_taken, hands_out_a_list
+from auditor.project.meaning.several_taken import each_taken, hands_out_a_list, in_a_list
 from auditor.project.meaning.source import Source
 from auditor.project.meaning.summaries import PROCESS
 from auditor.project.meaning.used_as_tensor import used_as_tensor
@@ -277,7 +277,9 @@ class Recogniser(Releases):
             unnamed = found.handle is Handle.ARGUMENT and not told_anything(call)
             if found.value is Value.AMOUNT and unnamed:
                 return replace(found, handle=Handle.RECEIVER)  # `take_credit()` is one of them
-            return each_taken(target, found) if found.handle is Handle.RESULT else found
+            if found.handle is not Handle.RESULT:
+                return found
+            return each_taken(target, in_a_list(target, (end.function for end in pair.releases), found))
         return self.wrappers.get(target)
 
     def _by_pattern(

@@ -3,13 +3,14 @@
 
 import ast
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 
 from auditor.flow.effects import Value
 from auditor.project.code.bindings import given_to, ways
 from auditor.project.code.modules import Function
 from auditor.project.meaning.source import Source
-from auditor.project.shapes.pool_state import own_state
+from auditor.project.shapes.pool_state import own_parameters, own_state
 
 TAKING = frozenset({"pop", "popleft", "heappop"})
 
@@ -22,6 +23,27 @@ def each_taken(function: Function, source: Source) -> Source:
         there = there.union((item, True) for item in items)
     apart = [replace(source, rest=(item,), flags=there) for item in items]
     return replace(apart[0], also=tuple(apart[1:])) if len(apart) > 1 else source
+
+
+def in_a_list(function: Function, ends: Iterable[Function], source: Source) -> Source:
+    """The lease is each of what `take_group(n) -> list[Lease]` returns, where `give(lease: Lease)` is told
+    one."""
+    returns = getattr(function.node, "returns", None)
+    match returns:
+        case ast.Subscript(value=ast.Name(id="list" | "List" | "Sequence"), slice=element) if not source.rest:
+            one = ast.unparse(element)
+            each = [_annotated(end) for end in ends]
+            if each and all(told == one for told in each):
+                return replace(source, rest=("[*]",))
+    return source
+
+
+def _annotated(end: Function) -> str:
+    """How the first of what it is told is annotated."""
+    own = own_parameters(end)[:1]
+    arguments = getattr(end.node, "args", None)
+    named = [*arguments.posonlyargs, *arguments.args] if isinstance(arguments, ast.arguments) else []
+    return next((ast.unparse(arg.annotation) for arg in named if arg.arg in own and arg.annotation), "")
 
 
 def _taken_at_once(function: Function) -> int:

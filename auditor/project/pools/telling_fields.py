@@ -79,6 +79,7 @@ def telling_fields(model: ClassModel, pair: Pair, *, memory: bool = True) -> fro
     if not memory:
         told = SCALAR
     plain = {name for each in model.lineage(cls) for name in _plain_fields(each, told)}
+    plain |= {name for each in model.lineage(cls) for name in _plain_properties(each)}
     if _counts_users(pair):
         plain |= {name for name in _fields_of(cls) if KNOWN_BY.isdisjoint(split(name))}
     if told is not NO_NUMBER and (pool := pair.owner) is not None:
@@ -100,6 +101,15 @@ def _counts_users(pair: Pair) -> bool:
     """`entry.users += 1` of what it returns: that is undone through the entry, and not through its value."""
     ends = [half.function for half in pair.releases]
     return any(counts_what_it_returns(half.function, ends) for half in pair.acquires)
+
+
+def _plain_properties(cls: Class) -> Iterator[str]:
+    """`host`, which a property says is a text."""
+    for name, method in cls.methods.items():
+        returns = getattr(method.node, "returns", None)
+        if method.is_property and returns is not None and KNOWN_BY.isdisjoint(split(name)):
+            if SCALAR.fullmatch(ast.unparse(returns)):
+                yield name
 
 
 def _fields_of(cls: Class) -> Iterator[str]:
