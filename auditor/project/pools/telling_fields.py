@@ -107,9 +107,9 @@ def _plain_properties(cls: Class) -> Iterator[str]:
     """`host`, which a property says is a text."""
     for name, method in cls.methods.items():
         returns = getattr(method.node, "returns", None)
-        if method.is_property and returns is not None and KNOWN_BY.isdisjoint(split(name)):
-            if SCALAR.fullmatch(ast.unparse(returns)):
-                yield name
+        shown = method.is_property and KNOWN_BY.isdisjoint(split(name))
+        if shown and returns is not None and SCALAR.fullmatch(ast.unparse(returns)):
+            yield name
 
 
 def _fields_of(cls: Class) -> Iterator[str]:
