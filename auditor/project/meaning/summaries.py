@@ -7,7 +7,7 @@ nothing changes."""
 
 import ast
 import re
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 
@@ -117,20 +117,27 @@ class Summaries:
                 needs[asked] = [each for each in needed(asked, self.calls) if each not in self.answers]
                 pending += needs[asked]
         for component in _callees_first(needs):
-            self._solve_component(sorted(component, key=_order))
+            asked_together = sorted(component, key=_order)
+            if not all(
+                each in self.answers for each in asked_together
+            ):  # another one may have asked meanwhile
+                self._solve_component(asked_together, needs)
 
-    def _solve_component(self, component: list[Question]) -> None:
+    def _solve_component(self, component: list[Question], needs: Mapping[Question, list[Question]]) -> None:
         for asked in component:
             self.answers[asked] = NOTHING
         if len(component) == 1:
             self.answers[component[0]] = self._ask(component[0])
             self._suppose(component[0])
             return
+        open_ones = set(component)  # of which some answer that they need has changed
         for _ in range(ROUNDS):
-            before = [self.answers[asked] for asked in component]
-            for asked in component:
-                self.answers[asked] = self._ask_again(asked)
-            if [self.answers[asked] for asked in component] == before:
+            for asked in [each for each in component if each in open_ones]:
+                open_ones.discard(asked)
+                before, self.answers[asked] = self.answers[asked], self._ask_again(asked)
+                if self.answers[asked] != before:
+                    open_ones |= {each for each in component if asked in needs[each]}
+            if not open_ones:
                 return
 
     def _suppose(self, asked: Question) -> None:
