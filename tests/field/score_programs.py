@@ -201,6 +201,9 @@ SETS = (
     "heralds",
     "masters",
     "squires",
+    "yeomen",
+    "shepherds",
+    "reapers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from auditor.flow.effects import Handle
 from auditor.project.code.annotations import type_named
-from auditor.project.code.bindings import given_to, own_attribute, ways
+from auditor.project.code.bindings import assignments, given_to, own_attribute, ways
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.pools.halves import LENDING, Half, Pair, hands_out
@@ -93,13 +93,27 @@ def needs_nothing(method: Function) -> bool:
 
 
 def goes_straight_on(method: Function) -> bool:
-    """Whatever it does it does each time, unless it raises: `commit(used)` ends the object as `cancel()`
-    does, `read(n)` only where that was the last."""
+    """Whatever it does it does each time, unless it raises or did so before (`if self.closed: return`):
+    `commit(used)` ends the object as `cancel()` does, `read(n)` only where that was the last."""
     return all(
-        isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise) and not node.orelse
+        isinstance(node, ast.If)
+        and not node.orelse
+        and (isinstance(node.body[-1], ast.Raise) or _was_done_before(method, node))
         for node in method.statements
         if isinstance(node, ast.If | ast.For | ast.While | ast.Try | ast.Match | ast.AsyncFor)
     )
+
+
+def _was_done_before(method: Function, asked: ast.If) -> bool:
+    """`if self.closed: return`, and further on `self.closed = True`."""
+    flag = own_attribute(asked.test, method.owner or "")
+    set_up = (
+        own_attribute(target, method.owner or "") == flag
+        and isinstance(value, ast.Constant)
+        and value.value is True
+        for target, value in assignments(method)
+    )
+    return flag is not None and isinstance(asked.body[-1], ast.Return) and any(set_up)
 
 
 def _speaks(method: Function) -> bool:

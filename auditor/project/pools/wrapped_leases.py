@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 
 from auditor.flow.effects import Handle, Value
-from auditor.project.code.bindings import own_attribute
+from auditor.project.code.bindings import given_to, own_attribute
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.halves import LENDING, Half, Pair
@@ -128,7 +128,15 @@ def _tells(method: Function, name: str) -> bool:
                 return all(
                     own_attribute(told, own)
                     or getattr(told, "id", "") == own
-                    or not (isinstance(told, ast.Name) or mentions(told, others, frozenset()))
+                    or _is_of_its_own(method, told, others)
                     for told in call.args
                 )
     return False
+
+
+def _is_of_its_own(method: Function, told: ast.expr, others: Set[str]) -> bool:
+    """`left` of `left, self.left = self.left, 0`, and whatever else speaks of nothing that it is told."""
+    if not isinstance(told, ast.Name):
+        return not mentions(told, others, frozenset())
+    given = list(given_to(method, told.id)) if told.id not in others else []
+    return bool(given) and not any(mentions(each, others, frozenset()) for each in given)

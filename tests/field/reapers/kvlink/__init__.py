@@ -1,0 +1,1 @@
+"""Move KV caches from prefill to decode workers (disaggregated serving)."""

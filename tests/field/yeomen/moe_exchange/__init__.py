@@ -1,0 +1,1 @@
+from .layer import MoELayer  # noqa: F401

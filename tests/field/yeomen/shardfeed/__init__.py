@@ -1,0 +1,1 @@
+"""Feeds tokenised shards to the ranks of a training run."""
