@@ -37,6 +37,7 @@ from auditor.project.meaning.library import BORROWING
 from auditor.project.meaning.needs import Question
 from auditor.project.meaning.not_owning import is_not_owned
 from auditor.project.meaning.outside import OutsideEffects
+from auditor.project.meaning.outside_words import MEASURING
 from auditor.project.meaning.process_wide import ProcessWide
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.records_told import Constants, constants_of_record
@@ -216,6 +217,8 @@ class FunctionEffects(OutsideEffects):
             return RELEASED
         if self.recogniser.transfers(function, node, position):
             return TAKEN
+        if position == -1 and not rest and MEASURING.fullmatch(call.method):
+            return BORROWED  # whatever the class looks at to say so: `memory.get_size()`
         if position == 0 and self._told_ends.is_end(function, node):
             return RELEASED
         if self._passes_release(call, position) and not self._told_ends.has_its_end(function, node):
