@@ -17,7 +17,8 @@ from auditor.ir.ops import Path
 from auditor.ir.tables import GOING_OVER
 from auditor.project.code.bindings import assignments
 from auditor.project.code.modules import Function
-from auditor.project.leases.second_hand import given_back_in, handed_over, lends
+from auditor.project.leases.given_back import given_back_in, lends
+from auditor.project.leases.second_hand import handed_over
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import functions_with
 from auditor.project.meaning.source import Source

@@ -8,18 +8,24 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
-from auditor.flow.effects import Handle, Position, Value
+from auditor.flow.effects import Handle, Value
 from auditor.flow.lease import EXCEPTIONAL, Loss
 from auditor.ir.ops import Path
 from auditor.project.code.bindings import (
     assigned_by,
     awaited,
     given_to,
-    own_attribute,
     root_of,
     ways,
 )
 from auditor.project.code.modules import Function
+from auditor.project.leases.given_back import (
+    ended_records,
+    given_back_in,
+    handing_to,
+    lends,
+    own_given_back,
+)
 from auditor.project.leases.kept_and_ended import is_ended_where_kept
 from auditor.project.leases.kinds_of_messages import says_what_it_is
 from auditor.project.leases.wrapping import lists_what_it_counts
@@ -27,7 +33,7 @@ from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.sites import functions_with
 from auditor.project.meaning.source import Source
 from auditor.project.outcome import Outcome
-from auditor.project.pools.halves import Pair, asked_alone
+from auditor.project.pools.halves import Pair
 from auditor.project.shapes.field_work import field_work
 from auditor.source.nodes import walk
 
@@ -48,7 +54,7 @@ FROM_QUEUES = frozenset({"get", "get_nowait"})
 def second_hands(recogniser: Recogniser) -> Iterator[tuple[Function, ast.Call, Source]]:
     """Calls that take a lease out of a queue, with the functions that they stand in."""
     ends = [function for function, (pair, _) in recogniser.releasing.items() if lends(pair)]
-    ends += [method for end in ends for method in _handing_to(end)]
+    ends += [method for end in ends for method in handing_to(end)]
     words = {function.name for function in ends}
     modules = [
         module
@@ -59,43 +65,19 @@ def second_hands(recogniser: Recogniser) -> Iterator[tuple[Function, ast.Call, S
         function: fields
         for module in modules
         for function, calls in functions_with(module, words)
-        if (fields := list(_own_given_back(recogniser, function, calls)))
+        if (fields := list(own_given_back(recogniser, function, calls)))
     }
     for module in modules:
         for function, calls in functions_with(module, words | {method.name for method in ending}):
             back = [
                 *given_back_in(recogniser, function, calls),
-                *_ended_records(recogniser, function, ending),
+                *ended_records(recogniser, function, ending),
             ]
             for thing, pair in back:
                 for taker, call, source in _got(recogniser, function, thing, pair):
                     yield taker, call, source
                     if not thing[1:]:  # of what a request holds, another method may know better
                         yield from ((each, other, source) for each, other in _others(taker, call))
-
-
-def _handing_to(end: Function) -> Iterator[Function]:
-    """`free(row)` beside `discard(row)`, which is all that it calls: a second name."""
-    for method in end.cls.methods.values() if end.cls is not None else ():
-        asked = asked_alone(method)
-        if asked is not None and asked[0] is end:
-            told = [getattr(each, "id", "") for each in asked[1].args]
-            if told == [name for name in method.parameters if name != method.owner]:
-                yield method
-
-
-def _pairs_ended(recogniser: Recogniser, function: Function, call: ast.Call) -> list[Pair]:
-    """Of the methods of pools that the call may reach, by their second names as well."""
-    reached = recogniser.calls.targets(function, call)[0]
-    meant = [asked[0] if (asked := asked_alone(each)) is not None else each for each in reached]
-    return [recogniser.releasing[each][0] for each in meant if each in recogniser.releasing]
-
-
-def _gives_back(recogniser: Recogniser, function: Function, call: ast.Call, position: Position) -> bool:
-    """The argument, by a method of a pool or a second name of it."""
-    reached = recogniser.calls.targets(function, call)[0]
-    by_another_name = bool(reached) and all(asked_alone(each) is not None for each in reached)
-    return by_another_name or bool(recogniser.releases(function, call, position))
 
 
 def _others(taker: Function, call: ast.Call) -> Iterator[tuple[Function, ast.Call]]:
@@ -166,69 +148,6 @@ def believe_receivers(
                 each.lease = replace(each.lease, leaks=())
 
 
-def lends(pair: Pair) -> bool:
-    return not pair.acquires[0].name.kind and any(half.handle is Handle.RESULT for half in pair.acquires)
-
-
-def given_back_in(
-    recogniser: Recogniser, function: Function, calls: list[ast.Call]
-) -> Iterator[tuple[Path, Pair]]:
-    """Locals, or fields of theirs, that are given back here, with the pair that says so."""
-    for call in calls:
-        pairs = _pairs_ended(recogniser, function, call)
-        if len(pairs) == 1 and lends(pairs[0]) and (ended := _ends_itself(recogniser, function, call)):
-            yield ended, pairs[0]
-        for position, argument in enumerate(call.args) if len(pairs) == 1 and lends(pairs[0]) else ():
-            match argument:
-                case ast.Name(id=name):
-                    thing: Path = (name,)
-                case ast.Attribute(value=ast.Name(id=name), attr=field) if name != function.owner:
-                    thing = (name, f".{field}")
-                case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=int() | str() as part)):
-                    thing = (name, f"[{part!r}]")
-                case _:
-                    continue
-            if _gives_back(recogniser, function, call, position):
-                yield thing, pairs[0]
-
-
-def _own_given_back(
-    recogniser: Recogniser, method: Function, calls: list[ast.Call]
-) -> Iterator[tuple[str, Pair]]:
-    """Fields of its own object that a method gives back: `self.pool.put(self.buffer)`."""
-    for call in calls if method.owner is not None else ():
-        pairs = _pairs_ended(recogniser, method, call)
-        for position, argument in enumerate(call.args) if len(pairs) == 1 and lends(pairs[0]) else ():
-            field = own_attribute(argument, method.owner or "")
-            if field is not None and _gives_back(recogniser, method, call, position):
-                yield field, pairs[0]
-
-
-def _ended_records(
-    recogniser: Recogniser, function: Function, ending: Mapping[Function, Sequence[tuple[str, Pair]]]
-) -> Iterator[tuple[Path, Pair]]:
-    """`staged.recycle()`, of a local name, which gives back what lies in `staged.buffer`."""
-    for call in function.calls:
-        match call.func:
-            case ast.Attribute(value=ast.Name(id=name)) if name != function.owner:
-                targets = recogniser.calls.targets(function, call)[0]
-                for field, pair in ending.get(targets[0], ()) if len(targets) == 1 else ():
-                    yield (name, f".{field}"), pair
-
-
-def _ends_itself(recogniser: Recogniser, function: Function, call: ast.Call) -> Path | None:
-    """`segment.surrender()`, of a local name."""
-    targets = recogniser.calls.targets(function, call)[0]
-    halves = [recogniser.releasing[target][1] for target in targets if target in recogniser.releasing]
-    match call.func:
-        case ast.Attribute(value=ast.Name(id=name)) if (
-            name != function.owner and name not in function.parameters
-        ):
-            if halves and all(half.handle is Handle.RECEIVER for half in halves):
-                return (name,)
-    return None
-
-
 def _got(
     recogniser: Recogniser, function: Function, thing: Path, pair: Pair
 ) -> Iterator[tuple[Function, ast.Call, Source]]:
@@ -239,11 +158,12 @@ def _got(
         if not isinstance(call, ast.Call):
             continue
         source = handed_over(pair, rest)
-        known = recogniser.calls.targets(function, call)[
-            0
-        ]  # a manager of sessions that is asked to `get()` one
-        if not (known and thing[1:]) and (
-            _takes_from_others(function, call, around=bool(thing[1:])) or _takes_from_its(function, call)
+        known = recogniser.calls.targets(function, call)[0]
+        if (
+            not (known and thing[1:])
+            and (  # a manager of sessions is asked to `get()` one
+                _takes_from_others(function, call, around=bool(thing[1:])) or _takes_from_its(function, call)
+            )
         ):
             yield function, call, source
         sure = not recogniser.calls.guessed(function, call)
