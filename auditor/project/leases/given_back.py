@@ -1,5 +1,5 @@
 """What a function gives back to a pool, and by that says to be lent by it: a local name, a field of one, or
-what lies in a record that it ends (`staged.recycle()`); by the pool's own methods or by their second names."""
+what lies in a record that it ends (`staged.recycle()`); by the methods of the pool or their second names."""
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
