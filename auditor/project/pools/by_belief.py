@@ -92,7 +92,7 @@ def proposed_pairs(
     found = [
         (_also_asked(model, cls, pair, methods) if cls is not None else pair, begun)
         for begins, begun in (asked.items() if len(asked) > 1 else ())
-        if begins not in ends
+        if begins not in ends and (is_called_a_pool(begins) or not begins.name.startswith("pop_"))
         for pair in _pairs_begun(
             model, f"{name}.{begins.name}()", cls, begins, _without(asked, begins, ends), moves
         )
@@ -394,9 +394,7 @@ def _may_be_half(method: Function, known: Set[Function]) -> bool:
     private = (
         method.name.startswith("_") or method.is_abstract or method.is_static or SHARED.match(method.name)
     )
-    stacked = method.name.startswith("pop_") and not is_called_a_pool(method)
-    lending = LENDING.isdisjoint(method.decorators)
-    return not (private or stacked) and lending and not _asks_one_of(method, known)
+    return not private and LENDING.isdisjoint(method.decorators) and not _asks_one_of(method, known)
 
 
 def _asks_one_of(method: Function, known: Set[Function]) -> bool:

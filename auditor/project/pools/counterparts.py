@@ -16,6 +16,7 @@ self.cooling.append(event)                     # whence self.ready is filled aga
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import cached_property
 
 from auditor.project.code.bindings import given_to, own_attribute
@@ -30,11 +31,48 @@ FIELD = 2
 """So long is the way to a field of the object itself."""
 
 
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What decides at a glance whether the changes of one method may answer those of another: the last pieces
+    of where they are, those and the pieces before, whether something is counted up, where something is put,
+    and out of what that is filled out of which something is taken."""
+
+    last: frozenset[str]
+    near: frozenset[str]
+    counts: bool
+    put: frozenset[Way]
+    sources: frozenset[Way]
+
+
 class Moves:
     """What the methods of a class move from one field of its own into another."""
 
     def __init__(self, helpers: Helpers) -> None:
         self._helpers = helpers
+        self._traits: dict[Function, Traits] = {}
+
+    def may_answer(
+        self, begins: Function, begun: Sequence[Change], end: Function, ended: Sequence[Change]
+    ) -> bool:
+        """Most methods of a large class have nothing to do with one another, and each is asked about all."""
+        first, second = self._of(begins, begun), self._of(end, ended)
+        return (
+            not first.near.isdisjoint(second.last)
+            or (first.counts and second.counts)
+            or not first.sources.isdisjoint(second.put)
+        )
+
+    def _of(self, method: Function, changed: Sequence[Change]) -> Traits:
+        if method not in self._traits:
+            taken = {change.way for change in changed if change.did is Did.OUT}
+            self._traits[method] = Traits(
+                last=frozenset(change.way[-1] for change in changed),
+                near=frozenset(piece for change in changed for piece in change.way[-2:]),
+                counts=any(change.did is Did.MORE for change in changed),
+                put=frozenset(change.way for change in changed if change.did is Did.IN),
+                sources=frozenset().union(*(self.into.get(way, ()) for way in taken)),
+            )
+        return self._traits[method]
 
     @cached_property
     def into(self) -> Mapping[Way, Set[Way]]:
@@ -53,7 +91,7 @@ class Moves:
 def answers(
     begins: Function, begun: Sequence[Change], end: Function, ended: Sequence[Change], moves: Moves
 ) -> bool:
-    return any(
+    return moves.may_answer(begins, begun, end, ended) and any(
         _of_the_same_entries(one, other)
         or _is_the_next_state(begins, one, end, other)
         or _is_reckoned_against(begins, one, other)

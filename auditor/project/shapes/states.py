@@ -14,6 +14,7 @@ owed.
 import ast
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import lru_cache
 
 from auditor.project.code.bindings import own_attribute, ways
 from auditor.project.code.modules import Function
@@ -157,8 +158,9 @@ def _of(target: ast.expr, state: str, method: Function) -> Iterator[Step]:
             yield Step(own, place, state)
 
 
+@lru_cache(maxsize=1 << 12)
 def states_of(value: ast.expr) -> Set[str]:
-    """`PENDING if again else FAILED` says either."""
+    """`PENDING if again else FAILED` says either. Each method of a class is asked about every other."""
     return {state for way in ways(value) if (state := _state(way))}
 
 
