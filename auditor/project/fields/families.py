@@ -74,9 +74,10 @@ class Families:
         )
 
     def family_of(self, cls: Class) -> Iterator[Function]:
-        """Methods of the class, its bases and its subclasses in play."""
+        """Methods of the class, its bases and its subclasses in play; not those that are told nothing, not
+        even their object."""
         for each in [*self.model.lineage(cls), *self.model.subclasses(cls)]:
-            yield from each.methods.values()
+            yield from (method for method in each.methods.values() if method.parameters)
 
     def _only_partly(self, outcome: Outcome, family: list[Function], path: Path, name: str) -> bool:
         """`__exit__` that returns before the release by the exception it is told of, or by a measure; that or
