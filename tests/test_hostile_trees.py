@@ -3,13 +3,16 @@
 import ast
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from auditor.config import Settings
 from auditor.engine import Request, audit
+from auditor.flow.lease import StoredField
 from auditor.model import Run
+from auditor.project.fields.fields import Fields
 from auditor.project.leases.leases import Follower
 from auditor.project.meaning.source import Source
 from auditor.project.outcome import Outcome
@@ -176,6 +179,26 @@ def test_a_fault_of_ours_over_one_acquire_is_named_and_the_others_are_followed(
     assert codes(run) == [("b.py", 5, "PA104")]
     assert [(f.path, f.line, f.message.partition(" (")[0]) for f in run.failures] == [
         ("a.py", 5, "internal error: KeyError: 'lost'")
+    ]
+
+
+def test_a_fault_of_ours_over_one_field_is_named_and_the_others_are_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pool.py").write_text(POOL)
+    holder = "class {0}:\n    def open(self, pool: Pool):\n        self.{0} = pool.acquire()\n"
+    for name in "a", "b":
+        (tmp_path / f"{name}.py").write_text(f"from pool import Pool\n\n\n{holder.format(name)}")
+    fields_of = Fields._fields_of
+
+    def broken(self: Fields, outcome: Outcome) -> Iterator[StoredField]:
+        return {}["lost"] if outcome.function.module.path == "a.py" else fields_of(self, outcome)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(Fields, "_fields_of", broken)
+    run = audited(tmp_path, monkeypatch)
+    assert codes(run) == [("b.py", 6, "PA106")]
+    assert [(f.path, f.line, f.message.partition(" (")[0]) for f in run.failures] == [
+        ("a.py", 6, "internal error: KeyError: 'lost'")
     ]
 
 

@@ -13,7 +13,7 @@ from auditor.flow.effects import Fate, Value
 from auditor.flow.lease import Field, Leak, Loss, StoredField
 from auditor.flow.trace import span_of
 from auditor.ir.ops import ANY_ITEM, RESULT, Leave, Path
-from auditor.model import Span
+from auditor.model import Span, confession
 from auditor.project.code.entered import ENTERS, EXITS
 from auditor.project.code.field_paths import in_anothers_table, mentions, own_field, shortened
 from auditor.project.code.modules import Class, Function
@@ -125,9 +125,7 @@ class Fields(CountsAtEnds):
         }
         found: dict[int, tuple[StoredField, ...]] = {}
         for outcome in wanted:
-            kept = taken_at_birth(outcome.call, outcome.function)
-            fields = () if kept else self._with_forgotten(outcome, tuple(self._fields_of(outcome)))
-            if fields:
+            if fields := self._known_of(outcome):
                 found[id(outcome.call)] = fields
         for outcome in outcomes:
             lost = tuple(self._lost_though_open(outcome)) if _may_be_kept(outcome) else ()
@@ -142,6 +140,16 @@ class Fields(CountsAtEnds):
             found[id(outcome.call)] = (*found.get(id(outcome.call), ()), ended_in_part)
         found |= overwritten_as_well(wanted, found)
         return told_where_it_is_put(wanted, found, self.recogniser.calls)
+
+    def _known_of(self, outcome: Outcome) -> tuple[StoredField, ...]:
+        if taken_at_birth(outcome.call, outcome.function):
+            return ()
+        try:
+            return self._with_forgotten(outcome, tuple(self._fields_of(outcome)))
+        except Exception as error:  # a fault of ours costs one acquire, and is said
+            at = outcome.lease.span
+            self.project.failed.setdefault(at.path, (at.line, confession(error)))
+            return ()
 
     def _with_forgotten(self, outcome: Outcome, fields: tuple[StoredField, ...]) -> tuple[StoredField, ...]:
         """These, and where nothing is said of them what some end or another method forgets."""
