@@ -1,6 +1,7 @@
 """What a function, or the methods of a class, ask of one receiver: all of that together tells its class."""
 
 import ast
+import re
 from collections.abc import Iterable, Set
 
 from auditor.project.code.modules import Class, Function, Module, last_part
@@ -44,7 +45,7 @@ class AskedOf:
 
 
 def _without_underscores(receiver: str) -> str:
-    return receiver.replace("._", ".").replace("._", ".")
+    return re.sub(r"\._+", ".", receiver)
 
 
 def _asked(functions: Iterable[Function]) -> Asked:

@@ -82,7 +82,7 @@ def shapes(methods: Sequence[Function]) -> Iterator[Shape]:
     queues: set[str] = set()
     shown = [method for method in methods if method.name in SHOWING]
     for name in sorted({name for work in named for name, _ in work.taken}):
-        if any(f".{name}" in method.text for method in shown):
+        if any(re.search(rf"\.{name}\b", method.text) for method in shown):
             continue
         takers = [work for work in lending if _takes_out_of(work, name)]
         stocked = stocked_with_memory(begun, helpers, name)

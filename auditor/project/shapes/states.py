@@ -14,7 +14,6 @@ owed.
 import ast
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import lru_cache
 
 from auditor.project.code.bindings import own_attribute, ways
 from auditor.project.code.modules import Function
@@ -158,9 +157,8 @@ def _of(target: ast.expr, state: str, method: Function) -> Iterator[Step]:
             yield Step(own, place, state)
 
 
-@lru_cache(maxsize=1 << 12)
 def states_of(value: ast.expr) -> Set[str]:
-    """`PENDING if again else FAILED` says either. Each method of a class is asked about every other."""
+    """`PENDING if again else FAILED` says either."""
     return {state for way in ways(value) if (state := _state(way))}
 
 
