@@ -75,6 +75,13 @@ def is_called_like(receiver: ast.expr, cls: Class) -> bool:
     return not (named - SAYING_NOTHING).isdisjoint(words)
 
 
+def likeness(name: str, cls_name: str) -> int:
+    """In how many words a name is that of a class, besides that it is a pool: `host_pool` is rather a
+    `HostPool` than a `RequestPool`."""
+    words, its = ({singular(word) for word in split(each)} for each in (name, cls_name))
+    return len((words & its) - POOLS)
+
+
 def is_called_a_pool(receiver: ast.expr) -> bool:
     """`self.buffer_pool`, which no dict or queue is called."""
     return not POOLS.isdisjoint(split(last_part(listing(receiver)))[-1:])

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 
 from auditor.flow.effects import Position
 from auditor.project.code.annotations import is_container
-from auditor.project.code.asked_of import AskedOf, is_called_a_pool, is_called_like, listing
+from auditor.project.code.asked_of import AskedOf, is_called_a_pool, is_called_like, likeness, listing
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function, last_part
-from auditor.protocols.vocabulary import POOLS, singular, split
+from auditor.protocols.vocabulary import POOLS, split
 
 MAX_CANDIDATES = 4
 """A method name that more classes than this define says nothing about which one is meant."""
@@ -145,11 +145,8 @@ def accepts(function: Function, call: ast.Call) -> bool:
 def most_alike(receiver: ast.expr, named: list[Function]) -> tuple[Function, ...]:
     """Of methods of one name those whose classes share most words with the receiver's name, besides that it
     is a pool: `self.host_pool.alloc()` is of the `HostPool`."""
-    words = {singular(word) for word in split(last_part(listing(receiver)))} - POOLS
-    shared = [
-        len(words & {singular(word) for word in split(each.cls.name)}) if each.cls is not None else 0
-        for each in named
-    ]
+    name = last_part(listing(receiver))
+    shared = [likeness(name, each.cls.name) if each.cls is not None else 0 for each in named]
     return tuple(each for each, count in zip(named, shared, strict=True) if count == max(shared))
 
 

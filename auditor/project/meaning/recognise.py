@@ -9,6 +9,7 @@ from auditor.flow.effects import Acquisition, Handle, Value
 from auditor.flow.lease import Lease
 from auditor.flow.spelled import spelled
 from auditor.ir.ops import Call, Path, is_temporary
+from auditor.project.code.asked_of import likeness
 from auditor.project.code.bindings import told_anything
 from auditor.project.code.calls import COMMON_NAMES, Calls, accepts
 from auditor.project.code.deciding import decided_otherwise, told_of_arguments
@@ -38,7 +39,7 @@ from auditor.project.pools.called_like import (
     asked_for_both,
     called_like_pool,
     given_back_near,
-    likeness,
+    name_of,
     names_an_amount,
     says_enough,
     written_for,
@@ -314,7 +315,8 @@ class Recogniser(Releases):
             for pair, half in self._names.get(call.func.attr, ())
             if called_like_pool(receiver, pair) and accepts(half.function, call)
         ]
-        fitting.sort(key=lambda found: (-likeness(receiver, found[0]), found[1].handle is not Handle.RESULT))
+        name = name_of(receiver)
+        fitting.sort(key=lambda found: (-likeness(name, found[0].name), found[1].handle is not Handle.RESULT))
         for pair, half in fitting:
             distinct = half.name.verb not in WEAK or len(split(half.function.name)) > 1
             if distinct:

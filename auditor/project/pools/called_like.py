@@ -8,7 +8,7 @@ from auditor.project.code.asked_of import is_called_like, listing
 from auditor.project.code.calls import COMMON_NAMES
 from auditor.project.code.modules import Function, Module, last_part
 from auditor.project.pools.halves import Pair
-from auditor.protocols.vocabulary import ACQUIRE_WORDS, GUARDS, POOLS, WEAK, singular, split, take_apart
+from auditor.protocols.vocabulary import ACQUIRE_WORDS, GUARDS, WEAK, singular, split, take_apart
 from auditor.source.nodes import walk
 
 UNSAYING = frozenset({"base", "abstract", "interface", "kv", "cache", "memory", "new", "the"})
@@ -21,26 +21,17 @@ OF_CONTAINERS = COMMON_NAMES.union(*(map(dir, (list, set, dict, OrderedDict, deq
 """Names that say nothing of who is asked."""
 
 
-def likeness(receiver: ast.expr, pair: Pair) -> int:
-    """In how many words the receiver is called like the pool, besides that it is one: `self.host_pool` is
-    rather a `HostPool` than a `RequestPool`."""
-    return len(_words(_name_of(receiver)) & {singular(word) for word in split(pair.name)} - POOLS)
-
-
-def _name_of(receiver: ast.expr) -> str:
+def name_of(receiver: ast.expr) -> str:
+    """`arena` of `self.arena`, of `arena[size]` and of `state["arena"]`."""
     while isinstance(receiver, (ast.Subscript, ast.Call)) and not _key_of(receiver):
         receiver = receiver.value if isinstance(receiver, ast.Subscript) else receiver.func
     return _key_of(receiver) or last_part(receiver)  # not of `self.pools[size]`, `get_pool()`
 
 
-def _words(name: str) -> set[str]:
-    return {singular(word) for word in split(name)} - {"self", "get"}
-
-
 def called_like_pool(receiver: ast.expr, pair: Pair) -> bool:
     """`self.kv_allocator.alloc` is called like a class KVAllocator."""
-    name = _name_of(receiver)
-    words = _words(name)
+    name = name_of(receiver)
+    words = {singular(word) for word in split(name)} - {"self", "get"}
     mine = {singular(word) for word in split(pair.name)} - UNSAYING
     if GUARDS & set(split(name)[-1:]) - mine:
         return False  # `semaphore_cleanup_lock` is a lock, and no SemaphoreHandler
