@@ -80,10 +80,10 @@ def _pairs_ended(recogniser: Recogniser, function: Function, call: ast.Call) -> 
 
 
 def _gives_back(recogniser: Recogniser, function: Function, call: ast.Call, position: Position) -> bool:
-    """The argument, by a method of a pool or a second name of it."""
+    """The argument, by a method of a pool, or what comes first by a second name of one."""
     reached = recogniser.calls.targets(function, call)[0]
-    by_another_name = bool(reached) and all(asked_alone(each) is not None for each in reached)
-    return by_another_name or bool(recogniser.releases(function, call, position))
+    renamed = position == 0 and bool(reached) and all(asked_alone(each) is not None for each in reached)
+    return renamed or bool(recogniser.releases(function, call, position))
 
 
 def _ends_itself(recogniser: Recogniser, function: Function, call: ast.Call) -> Path | None:

@@ -158,13 +158,9 @@ def _got(
         if not isinstance(call, ast.Call):
             continue
         source = handed_over(pair, rest)
-        known = recogniser.calls.targets(function, call)[0]
-        if (
-            not (known and thing[1:])
-            and (  # a manager of sessions is asked to `get()` one
-                _takes_from_others(function, call, around=bool(thing[1:])) or _takes_from_its(function, call)
-            )
-        ):
+        known, around = recogniser.calls.targets(function, call)[0], bool(thing[1:])
+        queued = _takes_from_others(function, call, around=around) or _takes_from_its(function, call)
+        if queued and not (known and around):  # a manager of sessions is asked to `get()` one
             yield function, call, source
         sure = not recogniser.calls.guessed(function, call)
         for target in known:

@@ -217,7 +217,7 @@ class FunctionEffects(OutsideEffects):
             return RELEASED
         if self.recogniser.transfers(function, node, position):
             return TAKEN
-        if position == -1 and not rest and MEASURING.fullmatch(call.method):
+        if position == -1 and MEASURING.fullmatch(call.method):
             return BORROWED  # whatever the class looks at to say so: `memory.get_size()`
         if position == 0 and self._told_ends.is_end(function, node):
             return RELEASED

@@ -36,7 +36,6 @@ from auditor.project.meaning.outside_words import (
     HOLDING,
     ITSELF,
     LOOKING_UP,
-    MEASURING,
     MEMORY,
     NUMBERED,
     ON_STREAMS,
@@ -142,8 +141,6 @@ class OutsideEffects:
             told = call.args[0][0] if call.args else ()
             if call.method == "int" and (len(told) == 1 or (told and is_temporary(told))):
                 return SAME  # `number = int(slot)`, `number = int(pool.allocate(1)[0])`
-        if position == -1 and MEASURING.fullmatch(call.method):
-            return BORROWED
         if dotted == "numpy.copy" and value is Value.TENSOR:
             return BORROWED
         if position == 0 and value is Value.OBJECT and self._only_looks_up(call):

@@ -117,11 +117,9 @@ class Summaries:
                 needs[asked] = [each for each in needed(asked, self.calls) if each not in self.answers]
                 pending += needs[asked]
         for component in _callees_first(needs):
-            asked_together = sorted(component, key=_order)
-            if not all(
-                each in self.answers for each in asked_together
-            ):  # another one may have asked meanwhile
-                self._solve_component(asked_together, needs)
+            together = sorted(component, key=_order)
+            if any(each not in self.answers for each in together):  # another may have asked meanwhile
+                self._solve_component(together, needs)
 
     def _solve_component(self, component: list[Question], needs: Mapping[Question, list[Question]]) -> None:
         for asked in component:
