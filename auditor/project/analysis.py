@@ -69,6 +69,7 @@ from auditor.project.misuse.uses import Endings
 from auditor.project.outcome import Outcome, lie_apart, loses_normally, merged_outcome
 from auditor.project.pools.discovery import discover
 from auditor.project.pools.halves import Pair
+from auditor.project.pools.implementing import with_implementations
 from auditor.project.result import FlowResult
 from auditor.protocols.load import in_force
 from auditor.source.parse import Parse
@@ -140,7 +141,7 @@ class Analysis:
                     self.project.failed[path] = (0, "not searched for pools: nested too deeply")
                 except Exception as error:  # a fault of ours costs one file, and is said
                     self.project.failed[path] = (0, f"not searched for pools: {confession(error)}")
-        return pairs
+        return with_implementations(self.model, pairs)
 
     def run(self) -> FlowResult:
         self._other_names = other_names(self.project.sources, self.relevant)
