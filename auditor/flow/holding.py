@@ -387,7 +387,7 @@ class Holding:
             self.endings.unknown.add(node)
             return None
         others = target[0] in self.parameters or target[0][0] == "@" or self._is_noted_later(target, node)
-        if others or self._is_cleared(target):
+        if others or self._is_cleared(target) or self._is_removed(target, held):
             self.endings.written.add(node)
             return replace(
                 held, places=held.places | sure, kept=True
@@ -418,6 +418,16 @@ class Holding:
         """`seq.pages.append(page)`, and `seq.pages.clear()` on another way."""
         return any(
             isinstance(op, Call) and op.method == "clear" and op.receiver == target[:-1]
+            for op in self.graph.ops
+        )
+
+    def _is_removed(self, target: Path, held: Held) -> bool:
+        """`self.active.append(page)`, and `self.active.remove(page)` where the start fails."""
+        return target[-1] == ANY_ITEM and any(
+            isinstance(op, Call)
+            and op.method in ("remove", "discard")
+            and op.receiver == target[:-1]
+            and any(path in held.places for path, _ in op.args)
             for op in self.graph.ops
         )
 

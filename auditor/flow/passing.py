@@ -107,6 +107,8 @@ class Passing(Perhaps):
         split = False
         given = [*self._operands(call), *self._given_by_what_it_says(call, held)]
         rows, within = self._rows_of_numbers(held), _goes_into_itself(call, held)
+        if after != held:
+            given = [(position, operand) for position, operand in given if position != 0]  # it goes nowhere
         places = sorted(held.places)
         roots = {place[0] for place in (*places, *held.maybe)}
         for position, operand in given:
