@@ -169,9 +169,15 @@ def _marked_class(model: ClassModel, half: Half) -> Class | None:
 def _goes_by(books: str, name: str) -> bool:
     """`table[node.key]`, `free(node.key)`: not `min(node.rank, 4)` alone, but nobody asks which, nor
     `sum(ws.rows)`."""
-    return any(
-        found[1] not in _MEASURING for found in re.finditer(rf"(\b\w+)?[\[(,]\s*\w+\.{name}\s*[\]),]", books)
-    )
+    told = re.finditer(rf"[\[(,]\s*\w+\.{name}\s*[\]),]", books) if f".{name}" in books else ()
+    return any(_word_before(books, found.start()) not in _MEASURING for found in told)
+
+
+def _word_before(books: str, at: int) -> str:
+    begins = at
+    while begins and (books[begins - 1].isalnum() or books[begins - 1] == "_"):
+        begins -= 1
+    return books[begins:at]
 
 
 def _promised(function: Function) -> str:
