@@ -3,7 +3,7 @@ else `each` goes back. The best so far has to go back as well when a better one 
 for want of a better one, `fallback = each`, when the next one is."""
 
 import ast
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 from auditor.project.code.bindings import given_to
 from auditor.project.idle.setting import TakenHere
@@ -36,16 +36,29 @@ def _is_nothing_at_first(here: TakenHere, best: str) -> bool:
 
 def _kept_for_want(loop: ast.AST, name: str) -> ast.Name | None:
     """`fallback` of `fallback = each` at the end of a turn, of which only ways out of the loop speak."""
-    match getattr(loop, "body", []):
+    match _without_marks(getattr(loop, "body", [])):
         case [*before, ast.Assign(targets=[ast.Name() as kept], value=ast.Name(id=given))]:
             pass
         case _:
             return None
     leaving = [each for each in before if isinstance(each, ast.If) and isinstance(each.body[-1], LEAVING)]
     out = {id(node) for each in leaving for part in each.body for node in walk(part)}
-    loads = [node for node in walk(loop) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    names = (node for each in before for node in walk(each) if isinstance(node, ast.Name))
+    loads = [node for node in names if isinstance(node.ctx, ast.Load)]
     alone = all(id(node) in out for node in loads if node.id == kept.id)
     return kept if given == name and leaving and alone else None
+
+
+def _without_marks(body: Sequence[ast.stmt]) -> Sequence[ast.stmt]:
+    """`fallback.refs = 1` behind `fallback = each`"""
+    match body:
+        case [
+            *before,
+            ast.Assign(targets=[ast.Name(id=kept)]) as keeping,
+            ast.Assign(targets=[ast.Attribute(value=ast.Name(id=marked))], value=ast.Constant()),
+        ] if kept == marked:
+            return [*before, keeping]
+    return body
 
 
 def _name_of(here: TakenHere) -> str:

@@ -22,6 +22,7 @@ from auditor.model import Span, Step
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Class, Module, last_part
 from auditor.project.code.shared_state import OBJECT
+from auditor.project.idle.aligned import gaps_in_front, may_align
 from auditor.project.idle.alone import lost_alone
 from auditor.project.idle.best_so_far import best_passed_over
 from auditor.project.idle.charged import charged_for_nothing
@@ -91,11 +92,13 @@ def with_idle(
     found: dict[Span, Lease] = {}
     for path in paths:
         pools, holes = may_lose_idle(texts[path]), may_cut_holes(texts[path])
-        module = lineage.project.module(path) if pools or holes else None
+        aligned = may_align(texts[path])
+        module = lineage.project.module(path) if pools or holes or aligned else None
         if module is not None:
             lost = [
                 *(lost_idle(lineage, module, lending) if pools else ()),
                 *(remainders(module) if holes else ()),
+                *(gaps_in_front(module) if aligned else ()),
                 *(rests_dropped(module) if pools or holes else ()),
             ]
             found |= {lease.span: lease for lease in lost}
@@ -242,6 +245,8 @@ class _Judge:
         hands_out = ends.handed_out or self._counts_and_hands_out(asked)
         if test is not None and self._gets_another_otherwise(test, named, path):
             return True
+        if loss is not Loss.RAISE and self.here.is_never_counted_down and _speaks_of(test, named):
+            return True
         if not (hands_out or ends.passed_on or self._is_booked()):
             return test is not None and self._was_to_stay(test, named, path)
         if isinstance(asked, Call):
@@ -263,7 +268,7 @@ class _Judge:
         asked = self.graph.ops[held.asked]
         test = self.here.tests.get(id(asked.at)) if isinstance(asked, Assume) else None
         names = held.roots | ({self.take.name} - {""})
-        if test is None or any(getattr(node, "id", None) in names for node in walk(test)):
+        if test is None or _speaks_of(test, names):
             return False
         return ends.handed_out or ends.passed_on or self._is_booked()
 
@@ -272,7 +277,7 @@ class _Judge:
             return self._caught(ends, loss, path)
         test = self.here.tests.get(id(self.graph.ops[held.asked].at)) if held.asked >= 0 else None
         names = held.roots | ({self.take.name} - {""}) | self.here.answers
-        about_it = test is not None and any(getattr(node, "id", None) in names for node in walk(test))
+        about_it = _speaks_of(test, names)
         return test is not None and about_it and not held.boxed and tells_no_end(test)
 
     def _is_passed_over(self, ends: Ends, held: Untouched) -> bool:
@@ -320,8 +325,7 @@ class _Judge:
             and put.thing in call.args
         ]
         passed = {id(self.graph.ops[station.node].at) for station in path}
-        about_it = any(getattr(node, "id", None) in named for node in walk(test))
-        return bool(made) and about_it and not any(id(call) in passed for call in made)
+        return bool(made) and _speaks_of(test, named) and not any(id(call) in passed for call in made)
 
     def _was_to_stay(self, test: ast.expr, named: Set[str], path: list[Station]) -> bool:
         """`gone += 1` counts the others that a method gets rid of, and not this one."""
@@ -423,3 +427,7 @@ class _Judge:
             leaks=leaks,
             handed_over=True,
         )
+
+
+def _speaks_of(test: ast.expr | None, names: Set[str]) -> bool:
+    return test is not None and any(getattr(node, "id", None) in names for node in walk(test))

@@ -61,6 +61,8 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
     names = {name for name in it if not name.startswith("%")}
     if _is_out_of_date(function, test, names):
         return False
+    if _asks_for_its_neighbour(stock, function, test, names):
+        return True
     asked = _condition(stock, function, test, taking)
     told = _callers_words(stock, function)
     if not _mentions_any(asked, names):  # nothing that the books say is about this one
@@ -87,6 +89,20 @@ def suits_others(stock: Stock, function: Function, test: ast.expr, it: Set[str],
     features = [node for node in asked.nodes if _is_feature(node, names) and id(node) not in single]
     kept = any(_is_set_by(stock, last_part(node)) for node in features)
     return _mentions_any(asked, told - names) or (bool(features) and not (kept or stock.given))
+
+
+def _asks_for_its_neighbour(stock: Stock, function: Function, test: ast.expr, names: Set[str]) -> bool:
+    """`if first + 1 not in self.free: return None`: another one is not there, and this one is as it was."""
+    return any(
+        isinstance(left, ast.BinOp)
+        and any(getattr(part, "id", None) in names for part in walk(left))
+        and all(isinstance(each, ast.Constant | ast.Name | ast.Attribute) for each in (left.left, left.right))
+        for node in walk(test)
+        if isinstance(node, ast.Compare)
+        and isinstance(node.ops[0], ast.In | ast.NotIn)
+        and own_attribute(node.comparators[0], function.owner or "") in stock.fields
+        for left in [node.left]
+    )
 
 
 def _is_out_of_date(function: Function, test: ast.expr, names: Set[str]) -> bool:

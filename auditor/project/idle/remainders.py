@@ -49,15 +49,14 @@ def remainders(module: Module) -> Iterator[Lease]:
     for function in sorted(module.by_node.values(), key=lambda each: each.qualname):
         if isinstance(function.node, ast.Module | ast.Lambda):
             continue
-        for block in _blocks(function):
+        for block in blocks(function):
             for cut in _cuts(function, block):
-                if (end := _handed_out(function, block, cut)) is not None and _comes_back(
-                    module, function, cut
-                ):
+                end = _handed_out(function, block, cut)
+                if end is not None and comes_back(module, function, cut.store):
                     yield _lease(function, cut, end)
 
 
-def _blocks(function: Function) -> Iterator[list[ast.stmt]]:
+def blocks(function: Function) -> Iterator[list[ast.stmt]]:
     for node in (function.node, *function.statements):
         if node is function.node or not isinstance(
             node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -67,11 +66,11 @@ def _blocks(function: Function) -> Iterator[list[ast.stmt]]:
 
 def _cuts(function: Function, block: Sequence[ast.stmt]) -> Iterator[_Cut]:
     for at, statement in enumerate(block):
-        taken = _taken(statement)
+        taken = taken_out(statement)
         if taken is None:
             continue
         store = ast.unparse(taken.func.value) if isinstance(taken.func, ast.Attribute) else ""
-        parts = frozenset(_named_by(function, statement, store))
+        parts = frozenset(named_by(function, statement, store))
         for kept in block[at + 1 :]:
             if isinstance(kept, ast.If) and not kept.orelse and _keeps(kept, store):
                 wanted = _wanted(function, kept.test, parts)
@@ -79,7 +78,7 @@ def _cuts(function: Function, block: Sequence[ast.stmt]) -> Iterator[_Cut]:
                     yield _Cut(taken, store, parts, kept, frozenset(wanted))
 
 
-def _taken(statement: ast.stmt) -> ast.Call | None:
+def taken_out(statement: ast.stmt) -> ast.Call | None:
     """`offset, size = self.holes.pop(i)`, `self.holes.pop(i)`"""
     match statement:
         case (
@@ -90,7 +89,7 @@ def _taken(statement: ast.stmt) -> ast.Call | None:
     return None
 
 
-def _named_by(function: Function, statement: ast.stmt, store: str) -> Iterator[str]:
+def named_by(function: Function, statement: ast.stmt, store: str) -> Iterator[str]:
     """By the statement, or by the loop over the store in which one was found."""
     if isinstance(statement, ast.Assign):
         yield from _names(statement.targets[0])
@@ -186,9 +185,9 @@ def _is_alone(function: Function, name: str) -> bool:
     )
 
 
-def _comes_back(module: Module, function: Function, cut: _Cut) -> bool:
+def comes_back(module: Module, function: Function, store: str) -> bool:
     """Whether another function works on the store of that name."""
-    field = cut.store.rpartition(".")[2]
+    field = store.rpartition(".")[2]
     return any(
         other is not function
         and any(

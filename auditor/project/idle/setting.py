@@ -12,6 +12,7 @@ from auditor.ir.ops import Assume, Call, InPlace, Next, Path, Store
 from auditor.project.code.bindings import assignments, given_to, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.idle.alone import ENDING_THE_POOL
+from auditor.project.idle.counted import counted_field
 from auditor.project.idle.reasons import BOOKS, WORN, whole_tests
 from auditor.project.idle.rotation import clears, is_gone_through_once, strikes_off
 from auditor.project.idle.stock import Stock
@@ -40,7 +41,7 @@ ON_PATHS = frozenset({"join", "exists", "lexists", "isfile", "isdir", "basename"
 ASKING = re.compile(
     r"_*(?:is|has|can|fits?|should|check|suits?|matches|needs|contains|covers|connect_ex|ping|probe|verify"
     r"|validate|test)(?:_|$)|_*isn?(?=[A-Z])"
-    r"|_*(?:\w+_)?(?:ready|expired|stale|due|alive|healthy|usable|eligible|too_\w+)$"
+    r"|_*(?:\w+_)?(?:ready|expired|stale|due|alive|healthy|[a-z]+able|eligible|too_\w+)$"
 )
 READING = frozenset({"values", "items", "keys", "get", "count", "copy"})
 ORDERING = frozenset({"sort", "reverse", "shuffle", "heapify", "rotate"})
@@ -56,18 +57,22 @@ CLOSING = re.compile(r"a?close(?:_\w+)?|terminate|shut(?:_?down)?|disconnect|kil
 def _lowers_before(function: Function, fields: Set[str], line: int) -> bool:
     """Or writes them so otherwise than by `self.made += 1`, which says that there is one more; what comes
     behind, is on the ways that come by it."""
-    raised = {
-        id(node.target)
-        for node in function.statements
-        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add)
-    }
-    return any(name in fields for name, *_ in field_work(function).balances) or any(
-        node.attr in fields
-        and not isinstance(node.ctx, ast.Load)
-        and id(node) not in raised
-        and node.lineno < line
-        for node in function.of_kind(ast.Attribute)
-    )
+    own = function.owner or ""
+    written: list[ast.expr]
+    for node in function.statements:
+        match node:
+            case ast.AugAssign(op=ast.Add()):
+                continue
+            case ast.AugAssign(target=target):
+                written = [target]
+            case ast.Assign(targets=targets, value=value):
+                raised = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)
+                written = [] if raised else targets
+            case _:
+                continue
+        if node.lineno < line and any(counted_field(each, own) in fields for each in written):
+            return True
+    return False
 
 
 class TakenHere:
@@ -91,16 +96,23 @@ class TakenHere:
     def is_dropped_uncounted(self) -> bool:
         """Whether the method leaves the count of what there is alone where other methods, which drop one,
         count it down: `self.made -= 1`."""
-        counters = self.store.counters
         return (
-            bool(counters)
-            and not ENDING_THE_POOL.fullmatch(self.function.name)
-            and not _lowers_before(self.function, counters, self.take.shown.lineno)
-            and any(
-                field in counters and way < 0
-                for work in self.store.works
-                for field, way in (*work.counted, *((name, way) for name, way, _, _ in work.balances))
-            )
+            not ENDING_THE_POOL.fullmatch(self.function.name)
+            and not _lowers_before(self.function, self.store.counters, self.take.shown.lineno)
+            and self._is_counted_down
+        )
+
+    @property
+    def is_never_counted_down(self) -> bool:
+        """Whether what was made counts for good: a thing that is of no use any more has its place, too."""
+        return bool(self.store.counters) and not self._is_counted_down
+
+    @cached_property
+    def _is_counted_down(self) -> bool:
+        return any(
+            field in self.store.counters and way < 0
+            for work in self.store.works
+            for field, way in (*work.counted, *((name, way) for name, way, _, _ in work.balances))
         )
 
     def says_nothing(self, op: InPlace | Store) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
-from auditor.project.code.bindings import assignments, given_to, own_attribute
+from auditor.project.code.bindings import assigned_by, assignments, given_to, own_attribute
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Class, Function, last_part
 from auditor.project.idle.counted import counted
@@ -229,14 +229,11 @@ def _put_at_birth(
     work: FieldWork, node: ast.stmt, later: Sequence[FieldWork]
 ) -> Iterator[tuple[str, ast.expr]]:
     own = work.method.owner or ""
+    for target, value in assigned_by(node):
+        name = own_attribute(target, own)
+        for each in _elements(_yielded(work.method, _spelled_out(work.method, value))) if name else ():
+            yield name or "", each
     match node:
-        case (
-            ast.Assign(targets=[target], value=value)
-            | ast.AnnAssign(target=target, value=ast.expr() as value)
-        ):
-            name = own_attribute(target, own)
-            for each in _elements(_spelled_out(work.method, value)) if name is not None else ():
-                yield name or "", each
         case ast.For(body=body) | ast.While(body=body):
             calls = [each for part in body for each in walk(part) if isinstance(each, ast.Call)]
             inside = {id(each) for part in body for each in walk(part)}
@@ -275,6 +272,20 @@ def _spelled_out(method: Function, value: ast.expr) -> ast.expr:
             fields = ((at, given) for at, given in assignments(method) if isinstance(at, ast.Attribute))
             return next((given for at, given in fields if ast.unparse(at) == text), value)
     return value
+
+
+def _yielded(method: Function, value: ast.expr) -> ast.expr:
+    """`[MemoryRegion(base, size)]` for `sorted(self._register(sizes))`, of a generator that yields such."""
+    match value:
+        case ast.Call(func=func, args=[ast.Call() as asked, *_]) if last_part(func) in AROUND:
+            pass
+        case _:
+            return value
+    maker = (
+        method.cls.methods.get(own_attribute(asked.func, method.owner or "") or "") if method.cls else None
+    )
+    made = [node.value for node in maker.of_kind(ast.Yield) if node.value is not None] if maker else []
+    return ast.List(made) if made else value
 
 
 def _elements(value: ast.expr) -> Iterator[ast.expr]:
