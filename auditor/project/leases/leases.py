@@ -32,6 +32,7 @@ from auditor.project.leases.cancelled_with_it import cancelled_with_it
 from auditor.project.leases.counted_again import noted_once
 from auditor.project.leases.dealt_out import dealt_out
 from auditor.project.leases.ended_beside import ended_beside, latched_beside
+from auditor.project.leases.ended_by_closures import ended_by_closures
 from auditor.project.leases.ends_by_itself import ends_by_itself
 from auditor.project.leases.entered_below import entered_below
 from auditor.project.leases.filled_and_refused import refused_with_it
@@ -416,6 +417,8 @@ class Follower(Afterwards):
         if is_nobodys_key(self.effects.recogniser, self.function, op.at, acquisition):
             return False
         if not acquisition.declared or self.function.qualname == "<module>":
+            return True
+        if place[0].startswith("@") and ended_by_closures(self.function, place[0][1:], ends):
             return True
         if place[0].startswith(("@", "<")):
             return BEGINNING.match(self.function.name) is not None or self.function.is_method

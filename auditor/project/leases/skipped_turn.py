@@ -12,6 +12,7 @@ from auditor.ir.calls import LOGGING
 from auditor.project.code.bindings import names_bound, root_of
 from auditor.project.code.modules import Function
 from auditor.project.fields.filling_again import names_in
+from auditor.project.leases.ended_by_closures import ended_by_closures
 from auditor.project.meaning.sites import last_name
 from auditor.source.nodes import walk
 
@@ -32,6 +33,7 @@ def skipped_turn(function: Function, call: ast.Call, ends: Set[str]) -> Iterator
     if isinstance(call.func, ast.Attribute) and not told:
         told = {root_of(call.func.value)}
     told -= {function.owner, ""}
+    told |= {name for each in told for name in ended_by_closures(function, each, ends)}
     for loop in _around(function, call):
         for suite in _turn(loop, call):
             for out in _skipping(suite, call, told, ends):

@@ -81,9 +81,8 @@ class Releases:
     def ending_names(self, protocol: str) -> frozenset[str]:
         """Names of the functions that give back what is lent under this protocol, by the settings or by the
         tree's own pools."""
-        declared = (
-            pattern.last_word for each in self.declared if each.name == protocol for pattern in each.release
-        )
+        told = (each for each in (*self.declared, *self.built_in) if each.name == protocol)
+        declared = (pattern.last_word for each in told for pattern in each.release)
         own = (function.name for function, name in self._proposed if name == protocol)
         return frozenset(function.name for function in self.ends_of(protocol)).union(declared, own)
 
