@@ -125,6 +125,7 @@ class Losses:
                 self._asserted_away(path, site)
                 or (kind, at) in seen
                 or (self.exceptions == "explicit" and kind in UNWRITTEN)
+                or (kind is Loss.CALL and self._by_what_cannot_fail(path))
             ):
                 continue
             seen.add((kind, at))
@@ -144,6 +145,12 @@ class Losses:
         news = permit or not any(leak.loss in ORDINARY for leak in found)
         told = (replace(each, loss=Loss.RAISE, failed=each.failed if news else None) for each in for_want)
         return [*told, *found]
+
+    def _by_what_cannot_fail(self, path: list[Station]) -> bool:
+        """`receipt = tree.lock(node).to_receipt()`: the second call only says what the first has answered."""
+        raised = [station for station in path if station.edge in LOSS_OF_EDGE]
+        op = self.graph.ops[raised[-1].node] if len(raised) == 1 else None
+        return isinstance(op, Call) and self.effects.only_says_what_it_has(op.at)
 
     @cached_property
     def _yields(self) -> bool:

@@ -41,6 +41,7 @@ from auditor.project.meaning.outside_words import MEASURING
 from auditor.project.meaning.process_wide import ProcessWide
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.records_told import Constants, constants_of_record
+from auditor.project.meaning.saying_itself import only_says_what_it_has
 from auditor.project.meaning.shared_objects import SharedObjects
 from auditor.project.meaning.summaries import FAILURE, NOTHING, Summaries
 from auditor.project.meaning.telling import asked_of, ignored
@@ -111,6 +112,9 @@ class FunctionEffects(OutsideEffects):
             made = self.recogniser.calls.model.method(constructed, "__init__")
             return made is not None and only_notes(made)
         return bool(targets) and constructed is None and all(contains_failures(target) for target in targets)
+
+    def only_says_what_it_has(self, node: ast.Call) -> bool:
+        return only_says_what_it_has(self.recogniser.calls, self.function, node)
 
     def raises(self, node: ast.Call) -> frozenset[str]:
         """The classes of what the one function that it reaches raises in so many words."""
