@@ -13,6 +13,7 @@ from auditor.project.code.bindings import assignments, given_to, own_attribute
 from auditor.project.code.modules import Function
 from auditor.project.idle.alone import ENDING_THE_POOL
 from auditor.project.idle.counted import counted_field
+from auditor.project.idle.prepared import preparing
 from auditor.project.idle.reasons import BOOKS, WORN, whole_tests
 from auditor.project.idle.rotation import clears, is_gone_through_once, strikes_off
 from auditor.project.idle.stock import Stock
@@ -118,6 +119,8 @@ class TakenHere:
     def says_nothing(self, op: InPlace | Store) -> bool:
         """Also `self.dirty[page] = False` of what its methods note of those that come back, and
         `page.refs = 1` or `self.refs[page] = 1` of one that is about to be lent."""
+        if id(op.at) in self._preparing:
+            return True
         if isinstance(op, InPlace):
             return self.counts_another(op) or self._moves_a_top(op.at) or self._only_counts(op.at)
         if self._counts_its_first_user(op.at) or self._empties_it(op.at):
@@ -125,6 +128,10 @@ class TakenHere:
         place = getattr(op.at, "slice", None)
         marked = (mark for mark in field_work(self.function).marked if mark.place is place)
         return any(mark.field in self.store.idle_marks and not mark.on for mark in marked)
+
+    @cached_property
+    def _preparing(self) -> frozenset[int]:
+        return frozenset().union(*(preparing(self.function, name) for (name,) in self._named))
 
     @cached_property
     def is_rotation(self) -> bool:
@@ -211,6 +218,8 @@ class TakenHere:
 
     def only_asks(self, call: Call, given: bool) -> bool:
         name, receiver = call.method, call.receiver
+        if id(call.at) in self._preparing and not CLOSING.fullmatch(name):
+            return True
         if (name in LOGGING and is_quiet(call.at)) or (name == "print" and receiver is None):
             return True
         if receiver is not None and receiver[0] == self.own:
