@@ -22,7 +22,9 @@ from auditor.flow.sums import sums
 from auditor.ir.ops import ANY_ITEM, RAISING, Assume, Call, Edge, Enter, Move, Path, Store
 
 QUEUEING = frozenset({"put", "put_nowait"})
-CALLED_BACK = re.compile(r"add_\w*callback|call_(?:later|soon|at)|callback|defer|finalize|register|atexit")
+CALLED_BACK = re.compile(
+    r"add_\w*callback|call_(?:later|soon|at)|(?:push_async_)?callback|defer|finalize|register|atexit"
+)
 """What is told whom to call in the end."""
 
 MOVING = frozenset({"pop", "popleft", "insert", "remove", "reverse", "sort", "rotate"})

@@ -35,7 +35,7 @@ FARTHER = frozenset({".rank", ".payload", ".body"})
 MEMORY = frozenset({".data", ".tensor", ".buf", ".buffer", ".mem", ".memory", ".view", ".storage", ".kv"})
 """Fields of an object that is handed out which hold what the user writes to, and no numbers."""
 
-OWN_ENDS = frozenset({f".{name}" for name in LEASE_METHODS | {"put_back", "drop"}})
+OWN_ENDS = frozenset({f".{name}" for name in LEASE_METHODS | {"aclose", "put_back", "drop"}})
 """Methods of a lease, or of what it lies in, that end it. No tensor has them: `stack.callback(lease.release)`
 says that what is called a tensor pool lends something else."""
 

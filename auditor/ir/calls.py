@@ -18,8 +18,8 @@ QUIET_CALLS = frozenset(
         "tuple", "list", "dict", "set", "frozenset", "enumerate", "zip", "reversed", "super",
         "perf_counter", "monotonic", "time", "time_ns",
         "perf_counter_ns", "closing", "aclosing", "nullcontext", "ExitStack", "AsyncExitStack", "callback",
-        "suppress", "append", "extend", "insert", "update", "appendleft", "add", "discard", "clear",
-        "items", "values", "keys", "setdefault",
+        "push_async_callback", "suppress", "append", "extend", "insert", "update", "appendleft", "add",
+        "discard", "clear", "items", "values", "keys", "setdefault",
         "size", "dim", "data_ptr", "numel", "is_contiguous", "element_size", "startswith", "endswith", "cast",
         "c_void_p", "c_int", "c_size_t", "c_uint64",
     }

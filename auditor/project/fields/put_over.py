@@ -186,8 +186,10 @@ class Way:
 
     def _is_looked_for(self) -> bool:
         """`if key in self.rows or self.full: return` above, `if key not in self.rows and wanted:` around it,
-        `assert key not in self.rows`."""
+        `assert key not in self.rows`, `row = None if key in self.rows else self.pool.take()`."""
         for node in self.nodes:
+            if isinstance(node, ast.IfExp) and self._is_taken_where_there_is_none(node):
+                return True
             if isinstance(node, ast.Assert) and self._says(node.test, ast.And, ast.NotIn):
                 return True
             if isinstance(node, ast.If):
@@ -198,6 +200,12 @@ class Way:
                 if leaves and not inside and self._says(node.test, ast.Or, ast.In):
                     return True
         return False
+
+    def _is_taken_where_there_is_none(self, choice: ast.IfExp) -> bool:
+        if any(each is self.call for each in walk(choice.body)):
+            return self._says(choice.test, ast.And, ast.NotIn)
+        other = any(each is self.call for each in walk(choice.orelse))
+        return other and self._says(choice.test, ast.Or, ast.In)
 
     def _is_empty_before(self) -> bool:
         """`if self.staged: raise Busy` above."""
