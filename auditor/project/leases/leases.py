@@ -53,6 +53,7 @@ from auditor.project.leases.not_entered import lines_not_entered
 from auditor.project.leases.not_granted import of_what_was_granted
 from auditor.project.leases.one_of_a_loop import in_their_turns
 from auditor.project.leases.only_asked import only_asked
+from auditor.project.leases.only_noted import only_noted
 from auditor.project.leases.only_read import only_read
 from auditor.project.leases.only_the_first import only_the_first
 from auditor.project.leases.passed_over import passed_over
@@ -128,6 +129,7 @@ class Follower(Afterwards):
         ending = recogniser.ending_names(acquisition.protocol)
         refused_ways = refused_with_it(recogniser.calls.model, self.function, followed, ending)
         endings.lost += [(Loss.RETURN, way, held) for way, held in refused_ways]
+        endings.lost += [(Loss.RETURN, way, held) for way, held in only_noted(self.function, followed)]
         leaks = told_of_both(self.function, op.at, self.losses.leaks(node, followed))
         leaks += tuple(self._lost_besides(op, acquisition, endings))
         leaks += tuple(self._lost_in_their_turns(node, acquisition, leaks))
