@@ -12,9 +12,13 @@ from auditor.config import Settings
 from auditor.engine import Request, audit
 from auditor.flow.lease import StoredField
 from auditor.model import Run
+from auditor.project.analysis import Analysis
 from auditor.project.fields.fields import Fields
+from auditor.project.idle import losses
 from auditor.project.leases.leases import Follower
 from auditor.project.meaning.source import Source
+from auditor.project.misuse.misused import Misused
+from auditor.project.misuse.twice_by_methods import TwiceByMethods
 from auditor.project.outcome import Outcome
 from auditor.source import scan
 from tests.command_line import UNUSED, places, poolaudit
@@ -200,6 +204,34 @@ def test_a_fault_of_ours_over_one_field_is_named_and_the_others_are_asked_about(
     assert [(f.path, f.line, f.message.partition(" (")[0]) for f in run.failures] == [
         ("a.py", 6, "internal error: KeyError: 'lost'")
     ]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "place"),
+    [
+        (Analysis, "_follow_openers", "."),
+        (Analysis, "_follow_out_of_tables", "."),
+        (Misused, "_lease", "a.py"),
+        (TwiceByMethods, "misuses", "."),
+        (losses, "lost_idle", "pool.py"),
+    ],
+)
+def test_a_fault_of_ours_in_one_search_is_named_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, place: str
+) -> None:
+    (tmp_path / "pool.py").write_text(POOL)
+    user = "from pool import Pool\n\n\ndef use(pool: Pool):\n    thing = pool.acquire()\n    print(thing)\n"
+    (tmp_path / "a.py").write_text(user)
+
+    def broken(*_: object, **__: object) -> object:
+        return {}["lost"]  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(owner, name, broken)
+    run = audited(tmp_path, monkeypatch)
+    assert codes(run) == [("a.py", 5, "PA101")]
+    [failure] = run.failures
+    assert (failure.path, failure.line) == (place, 0)
+    assert "internal error: KeyError: 'lost'" in failure.message
 
 
 def test_a_pipe_given_by_name(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from auditor.model.edit import Edit
 from auditor.model.finding import Finding, FixOffer, Safety, Severity, Step
 from auditor.model.run import (
+    WHOLE_TREE,
     ClassRow,
     Conventions,
     Failure,
@@ -17,6 +18,7 @@ from auditor.model.run import (
 from auditor.model.span import Span
 
 __all__ = [
+    "WHOLE_TREE",
     "ClassRow",
     "Conventions",
     "Edit",

@@ -17,6 +17,10 @@ class Failure:
     message: str
 
 
+WHOLE_TREE = "."
+"""The path of a failure that no single file is to blame for."""
+
+
 def confession(error: Exception) -> str:
     """How a fault of the audit's own is told of the file that it met: what it was, and where in the audit."""
     where = traceback.extract_tb(error.__traceback__)[-1]

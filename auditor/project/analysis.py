@@ -2,7 +2,7 @@
 
 import ast
 import gc
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import reduce
 
@@ -13,7 +13,7 @@ from auditor.flow.lease import GivingBack, Lease, StoredField
 from auditor.flow.limits import TooManyStates
 from auditor.flow.misuse import Misuse
 from auditor.ir.graph import TooLarge
-from auditor.model import Failure, confession
+from auditor.model import WHOLE_TREE, Failure, confession
 from auditor.project.adoption.usage import Usage
 from auditor.project.code.aliases import other_names
 from auditor.project.code.calls import Calls
@@ -156,12 +156,19 @@ class Analysis:
         self.calls.index_names(f for module in self.project.parsed() for f in module.by_node.values())
         self._wave(paths, words)
         self._ask_users()
-        self._follow_second_hands()
-        self._follow_what_comes_out()
-        self._follow_openers()
-        self._follow_what_is_lent()
-        self._follow_what_is_closed()
+        self._guarded("leases that come out of queues", self._follow_second_hands)
+        self._guarded("leases that come out of containers", self._follow_what_comes_out)
+        self._guarded("objects that hold something open", self._follow_openers)
+        self._guarded("leases that are lent on", self._follow_what_is_lent)
+        self._guarded("what is closed where it was opened", self._follow_what_is_closed)
         return self._result()
+
+    def _guarded(self, what: str, phase: Callable[[], None]) -> None:
+        """A fault of ours that no file can be blamed for costs this phase, and is said."""
+        try:
+            phase()
+        except Exception as error:
+            self.project.failed.setdefault(WHOLE_TREE, (0, f"{what} were not followed: {confession(error)}"))
 
     def _ask_users(self) -> None:
         """About the pairs that are only proposed. What is none may still hand on what another lends."""
@@ -363,9 +370,9 @@ class Analysis:
         fields = asked.stored(self._in_order())
         self.outcomes = without_kept(self.outcomes, fields)
         fields = told_how_taken(asked.takings, fields, self.outcomes, self._follow_taking)
-        self._follow_out_of_tables(fields)
-        fields |= self._shared_fields(asked, fields)
-        fields |= self._fields_of_contexts(asked, fields)
+        self._guarded("leases in tables", lambda: self._follow_out_of_tables(fields))
+        self._guarded("shared leases", lambda: fields.update(self._shared_fields(asked, fields)))
+        self._guarded("leases of contexts", lambda: fields.update(self._fields_of_contexts(asked, fields)))
         outcomes = [
             ended_by_callers(each, self.received.get(each.function, ()), self.calls)
             for each in self._in_order()
@@ -388,6 +395,7 @@ class Analysis:
             if o.unknown and not o.lease.leaks
         ]
         usage = Usage(self.project, self.recogniser, outcomes)
+        misuses = self._misuses(outcomes)  # which may fail in files, too
         return FlowResult(
             leases=leases,
             protocols=usage.protocols(),
@@ -398,7 +406,7 @@ class Analysis:
             failures=tuple(Failure(file, at, why) for file, (at, why) in sorted(self.project.failed.items())),
             unfollowed=tuple(sorted((*self.unfollowed, *unknown), key=lambda f: (f.path, f.line))),
             pool_calls=usage.pool_calls(),
-            misuses=self._misuses(outcomes),
+            misuses=misuses,
         )
 
     def _in_order(self) -> list[Outcome]:

@@ -18,7 +18,7 @@ from auditor.flow.trace import Station, shortest_path, span_of, tell
 from auditor.flow.untouched import Ends, Forgetting, Untouched
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import Assume, Call, Edge, InPlace, Nop, Op, Path
-from auditor.model import Span, Step
+from auditor.model import Span, Step, confession
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Class, Module, last_part
 from auditor.project.code.shared_state import OBJECT
@@ -88,20 +88,13 @@ def with_idle(
     """These, and what the pools in these files lose of their own, those among them that are known to be
     `lending`; nothing is lost twice, and what is lost without an exception is told rather than what is lost
     by one."""
-    texts = lineage.project.sources
     found: dict[Span, Lease] = {}
     for path in paths:
-        pools, holes = may_lose_idle(texts[path]), may_cut_holes(texts[path])
-        aligned = may_align(texts[path])
-        module = lineage.project.module(path) if pools or holes or aligned else None
-        if module is not None:
-            lost = [
-                *(lost_idle(lineage, module, lending) if pools else ()),
-                *(remainders(module) if holes else ()),
-                *(gaps_in_front(module) if aligned else ()),
-                *(rests_dropped(module) if pools or holes else ()),
-            ]
-            found |= {lease.span: lease for lease in lost}
+        try:
+            found |= {lease.span: lease for lease in _lost_in(lineage, path, lending)}
+        except Exception as error:  # a fault of ours costs one file, and is said
+            told = f"its pools' own bodies were not followed: {confession(error)}"
+            lineage.project.failed.setdefault(path, (0, told))
     for lease in leases:
         own = found.get(lease.span)
         by_exception = bool(lease.leaks) and own is not None and not loses_normally(own)
@@ -109,6 +102,17 @@ def with_idle(
             found.pop(lease.span, None)
     kept = (lease for lease in leases if lease.span not in found)
     return tuple(sorted((*kept, *found.values()), key=lambda lease: lease.span))
+
+
+def _lost_in(lineage: Lineage, path: str, lending: Set[Class]) -> Iterator[Lease]:
+    text = lineage.project.sources[path]
+    pools, holes, aligned = may_lose_idle(text), may_cut_holes(text), may_align(text)
+    module = lineage.project.module(path) if pools or holes or aligned else None
+    if module is not None:
+        yield from lost_idle(lineage, module, lending) if pools else ()
+        yield from remainders(module) if holes else ()
+        yield from gaps_in_front(module) if aligned else ()
+        yield from rests_dropped(module) if pools or holes else ()
 
 
 def may_lose_idle(text: str) -> bool:

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from auditor.flow.effects import Acquisition, Handle, Value
 from auditor.flow.follow import EDGES
@@ -15,7 +16,7 @@ from auditor.flow.solve import Solution, solve
 from auditor.flow.spelling import spelt
 from auditor.ir.graph import Graph, TooLarge
 from auditor.ir.ops import ANY_ITEM, Call, Edge, Enter, Exit, Next, Path
-from auditor.model import Span, Step
+from auditor.model import WHOLE_TREE, Span, Step, confession
 from auditor.project.code.bindings import TEST_FILE
 from auditor.project.code.modules import Function
 from auditor.project.meaning.released import numbered, of_numpy, release_words, released_value
@@ -55,22 +56,36 @@ class Misused(Tracking):
         self.releasing = {function for function, _ in releasing}
         for outcome in outcomes:
             if outcome.acquisition.handle is Handle.RESULT and not is_test(outcome.function):
-                _guarded(lambda one=outcome: self._lease(one))  # type: ignore[misc]
+                self._guarded(outcome.function, partial(self._lease, outcome))
         for function, calls in releasing:
-            _guarded(lambda one=function, its=calls: self._given(one, its))  # type: ignore[misc]
+            self._guarded(function, partial(self._given, function, calls))
         for function in self._handing_over():
-            _guarded(lambda one=function: self._handed_over(one))  # type: ignore[misc]
+            self._guarded(function, partial(self._handed_over, function))
         foreign = Foreign(self.project, self.recogniser, self.endings, self.calling, self.known)
         by_methods = TwiceByMethods(self.recogniser, self.endings)
         locks = Locks(self.recogniser)
-        for misuse in (
-            *foreign.misuses(releasing),
-            *by_methods.misuses(releasing),
-            *locks.misuses(releasing),
-            *self._by_calls(by_methods.keeping),
+        for search in (
+            partial(foreign.misuses, releasing),
+            partial(by_methods.misuses, releasing),
+            partial(locks.misuses, releasing),
+            partial(self._by_calls, by_methods.keeping),
         ):
-            self.found.setdefault((misuse.fault, misuse.span), misuse)
+            self._guarded(None, partial(self._collect, search))
         return tuple(sorted(self.found.values(), key=lambda each: (each.span, each.fault)))
+
+    def _collect(self, search: Callable[[], Iterable[Misuse]]) -> None:
+        for misuse in search():
+            self.found.setdefault((misuse.fault, misuse.span), misuse)
+
+    def _guarded(self, function: Function | None, follow: Callable[[], None]) -> None:
+        """What is too large for leaks is too large here. A fault of ours costs this search, and is said."""
+        try:
+            follow()
+        except (TooLarge, TooManyStates, RecursionError):
+            return
+        except Exception as error:
+            path = function.module.path if function is not None else WHOLE_TREE
+            self.project.failed.setdefault(path, (0, f"not searched for misuse: {confession(error)}"))
 
     def _by_calls(self, keeping: Callable[[], Keeping]) -> Iterator[Misuse]:
         by_calls = TwiceByCalls(self.project, self.recogniser, self.endings, self.calling, self.known)
@@ -87,7 +102,7 @@ class Misused(Tracking):
                 listed = [c for c in calls if self.recogniser.release_source(function, c) is not None]
                 nodes: list[int] = []
                 if listed:
-                    _guarded(lambda: nodes.extend(n for c in listed for n in site_nodes(function, c)))  # noqa: B023
+                    self._guarded(function, partial(_sites, function, listed, nodes))
                 if nodes:
                     yield function, nodes
 
@@ -281,9 +296,5 @@ def is_test(function: Function) -> bool:
     return TEST_FILE.search(function.module.path) is not None
 
 
-def _guarded(follow: Callable[[], None]) -> None:
-    """What is too large for leaks is too large here."""
-    try:
-        follow()
-    except (TooLarge, TooManyStates, RecursionError):
-        return
+def _sites(function: Function, calls: Iterable[ast.Call], nodes: list[int]) -> None:
+    nodes.extend(node for call in calls for node in site_nodes(function, call))
