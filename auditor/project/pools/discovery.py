@@ -50,6 +50,7 @@ from auditor.project.pools.seen_as_classes import seen_as_classes, seen_in
 from auditor.project.pools.settled import settled_pairs, settling, with_those_that_are_done
 from auditor.project.pools.thrown_away import with_those_that_throw_away
 from auditor.project.pools.told_by_itself import told_by_itself
+from auditor.project.pools.transactions import transactions
 from auditor.project.pools.waiting import with_waiting
 from auditor.project.pools.wrapped_leases import with_ends_of_wrappers, wrapped_pairs
 from auditor.project.shapes.field_work import field_work
@@ -114,6 +115,7 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
     yield from pairs_of_two_objects(module, known)
     for _, cls in sorted(module.classes.items()):
         yield from wrapped_pairs(model, cls, known)
+    yield from transactions(module, known)
     plain = [
         f
         for name, f in sorted(module.functions.items())
