@@ -90,9 +90,9 @@ def _of_itself(
     ends = [each for each in (*done, *given_up) if needs_nothing(each)]
     if not (any(each in done for each in ends) and any(each in given_up for each in ends)):
         return
-    begins = next((each for each in methods if _begins_with(each, BEGINNING) and needs_nothing(each)), None)
-    made = begins is None and not CALLED.isdisjoint(split(cls.name))
-    begins = cls.methods.get("__init__") if made else begins
+    starts = [each for each in methods if _begins_with(each, BEGINNING)]
+    made = not starts and not CALLED.isdisjoint(split(cls.name))
+    begins = cls.methods.get("__init__") if made else next(filter(needs_nothing, starts), None)
     if begins is None or begins in known or "__del__" in cls.methods:
         return
     handle = Handle.RESULT if made else Handle.RECEIVER
