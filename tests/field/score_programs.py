@@ -204,6 +204,8 @@ SETS = (
     "yeomen",
     "shepherds",
     "reapers",
+    "huntsmen",
+    "minstrels",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}
