@@ -32,7 +32,7 @@ from tests.field.score_programs import JUDGED
 
 RELEASE = re.compile(
     r"_*(?:\w+_)?(?:de_?alloc\w*|free(?:_\w+)?|release(?:_\w+)?|(?:give|put|hand)_?back\w*|return_(?:to_)?\w+"
-    r"|recycle\w*|un_?ref\w*|\w*dec_?ref\w*|ref_count_down|unpin\w*|unlock\w*|check_?in|putconn|reclaim\w*)"
+    r"|recycle\w*|un_?ref\w*|\w*dec_?(?:\w+_)?ref\w*|ref_count_down|unpin\w*|unlock\w*|check_?in|putconn|reclaim\w*)"
 )
 GUARD = re.compile(r"lock|mutex|cond|sem|queue|event", re.IGNORECASE)
 """Words of receivers that guard other things."""
