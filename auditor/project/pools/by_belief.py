@@ -153,7 +153,8 @@ def _pairs_begun(
         each
         for each, ended in asked.items()
         if each is not begins and not (begins.name in EVERYDAY or REMOVING.match(begins.name))
-        if undoing(begins, begun, each, ended) or answers(begins, begun, each, ended, moves)
+        if (moves.may_undo(begins, begun, each, ended) and undoing(begins, begun, each, ended))
+        or answers(begins, begun, each, ended, moves)
     ]
     ends = [each for each in undone if _may_end(begins, each) and asked_in_turn(model, begins, each)]
     told = {each: told_of(model, begins, each) for each in ends}

@@ -33,15 +33,32 @@ FIELD = 2
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What decides at a glance whether the changes of one method may answer those of another: the last pieces
-    of where they are, those and the pieces before, whether something is counted up, where something is put,
-    and out of what that is filled out of which something is taken."""
+    """What decides whether the changes of one method may answer those of another: the last pieces of where
+    they are, those and the pieces before, whether something is counted up, where something is put, and out of
+    what that is filled out of which something is taken. Of own fields: which `entries` are changed how, what
+    would undo that, what is `filled`, what is filled from those out of which something is taken, and what is
+    `counted` up."""
 
     last: frozenset[str]
     near: frozenset[str]
     counts: bool
     put: frozenset[Way]
     sources: frozenset[Way]
+    entries: frozenset[tuple[str, Did]]
+    entries_back: frozenset[tuple[str, Did]]
+    filled: frozenset[Way]
+    filled_from: frozenset[Way]
+    counted: tuple[Way, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The states that something is set to; of a whole record, `(BUSY, owner)`, those of its `parts`."""
+
+    way: Way
+    states: Set[str]
+    of_record: bool
+    parts: Set[str]
 
 
 class Moves:
@@ -50,29 +67,67 @@ class Moves:
     def __init__(self, helpers: Helpers) -> None:
         self._helpers = helpers
         self._traits: dict[Function, Traits] = {}
+        self._settings: dict[Function, list[Setting]] = {}
+        self._asked: dict[Function, Set[str]] = {}
 
     def may_answer(
         self, begins: Function, begun: Sequence[Change], end: Function, ended: Sequence[Change]
     ) -> bool:
         """Most methods of a large class have nothing to do with one another, and each is asked about all."""
-        first, second = self._of(begins, begun), self._of(end, ended)
+        first, second = self.traits(begins, begun), self.traits(end, ended)
         return (
             not first.near.isdisjoint(second.last)
             or (first.counts and second.counts)
             or not first.sources.isdisjoint(second.put)
         )
 
-    def _of(self, method: Function, changed: Sequence[Change]) -> Traits:
+    def may_undo(
+        self, begins: Function, begun: Sequence[Change], end: Function, ended: Sequence[Change]
+    ) -> bool:
+        """Both have to do with what has one name, be it of another object."""
+        return not self.traits(begins, begun).last.isdisjoint(self.traits(end, ended).last)
+
+    def traits(self, method: Function, changed: Sequence[Change]) -> Traits:
         if method not in self._traits:
             taken = {change.way for change in changed if change.did is Did.OUT}
+            entries = {(each.way[-1], each.did) for each in changed if _is_of_an_entry(each.way)}
             self._traits[method] = Traits(
                 last=frozenset(change.way[-1] for change in changed),
                 near=frozenset(piece for change in changed for piece in change.way[-2:]),
                 counts=any(change.did is Did.MORE for change in changed),
-                put=frozenset(change.way for change in changed if change.did is Did.IN),
+                put=frozenset(_put(changed)),
                 sources=frozenset().union(*(self.into.get(way, ()) for way in taken)),
+                entries=frozenset(entries),
+                entries_back=frozenset((name, OTHER_WAY[did]) for name, did in entries if did in OTHER_WAY),
+                filled=frozenset(way for way in _put(changed) if _is_of_a_field(way)),
+                filled_from=frozenset(
+                    into
+                    for way in taken
+                    if _is_of_a_field(way)
+                    for into in self.into.get(way, ())
+                    if into != way
+                ),
+                counted=tuple(
+                    sorted(
+                        {each.way for each in changed if each.did is Did.MORE and _is_of_a_field(each.way)}
+                    )
+                ),
             )
         return self._traits[method]
+
+    def setting(self, method: Function, changed: Sequence[Change]) -> list[Setting]:
+        """The states that it sets."""
+        if method not in self._settings:
+            put = (change for change in changed if change.did is Did.IN and change.value is not None)
+            said = (_setting(change.way, change.value) for change in put if change.value is not None)
+            self._settings[method] = [each for each in said if each.states or each.parts]
+        return self._settings[method]
+
+    def asked_for(self, method: Function) -> Set[str]:
+        """The states for which it looks, if it hands out what it finds."""
+        if method not in self._asked:
+            self._asked[method] = compared(method) if returns_something(method) else frozenset()
+        return self._asked[method]
 
     @cached_property
     def into(self) -> Mapping[Way, Set[Way]]:
@@ -88,48 +143,65 @@ class Moves:
         return found
 
 
+def _setting(way: Way, value: ast.expr) -> Setting:
+    of_record = isinstance(value, ast.Tuple)
+    parts = (
+        frozenset[str]().union(*map(states_of, value.elts)) if isinstance(value, ast.Tuple) else frozenset()
+    )
+    return Setting(way, states_of(value), of_record, parts)
+
+
+def _put(changed: Sequence[Change]) -> Iterator[Way]:
+    return (change.way for change in changed if change.did is Did.IN)
+
+
+def _is_of_a_field(way: Way) -> bool:
+    return len(way) == FIELD and way[0] == SELF
+
+
+def _is_of_an_entry(way: Way) -> bool:
+    return len(way) > FIELD and way[0] == SELF
+
+
 def answers(
     begins: Function, begun: Sequence[Change], end: Function, ended: Sequence[Change], moves: Moves
 ) -> bool:
-    return moves.may_answer(begins, begun, end, ended) and any(
-        _of_the_same_entries(one, other)
-        or _is_the_next_state(begins, one, end, other)
-        or _is_reckoned_against(begins, one, other)
-        or _comes_round(one, other, moves)
-        for one in begun
-        for other in ended
+    """Two tables of one object have the same entries, whose field is counted up and down; a method of the
+    class moves from the one list into the other; or what is counted or said belongs together."""
+    if not moves.may_answer(begins, begun, end, ended):
+        return False
+    first, second = moves.traits(begins, begun), moves.traits(end, ended)
+    return (
+        not first.entries_back.isdisjoint(second.entries)
+        or not first.filled_from.isdisjoint(second.filled)
+        or any(_is_reckoned_against(begins, one, other) for one in first.counted for other in second.counted)
+        or any(
+            _is_the_next_state(moves.asked_for(begins), one, end, other)
+            for one in (moves.setting(begins, begun) if moves.asked_for(begins) else ())
+            for other in moves.setting(end, ended)
+        )
     )
 
 
-def _of_the_same_entries(one: Change, other: Change) -> bool:
-    """Two tables of one object have the same entries, whose field is counted up and down."""
-    entries = one.way[0] == other.way[0] == SELF and min(len(one.way), len(other.way)) > FIELD
-    return entries and one.way[-1] == other.way[-1] and OTHER_WAY.get(one.did) is other.did
-
-
-def _is_the_next_state(begins: Function, one: Change, end: Function, other: Change) -> bool:
+def _is_the_next_state(asked: Set[str], one: Setting, end: Function, other: Setting) -> bool:
     """Of what the first finds in another state, and hands out."""
-    if one.did is not Did.IN or other.did is not Did.IN or one.value is None or other.value is None:
-        return False
     same = one.way == other.way or (one.way[-1] == other.way[-1] and other.way[0] in own_parameters(end))
-    if isinstance(other.value, ast.Tuple) and other.way == one.way[:-1]:  # the whole record at once
-        said = other.value.elts
+    if other.of_record and other.way == one.way[:-1]:
+        after = other.parts
     elif same:
-        said = [other.value]
+        after = other.states
     else:
         return False
-    taken, after = states_of(one.value), frozenset[str]().union(*map(states_of, said))
-    known = bool(taken) and bool(after) and taken.isdisjoint(after)
-    return known and returns_something(begins) and not compared(begins) <= taken
+    known = bool(one.states) and bool(after) and one.states.isdisjoint(after)
+    return known and not asked <= one.states
 
 
-def _is_reckoned_against(begins: Function, one: Change, other: Change) -> bool:
+def _is_reckoned_against(begins: Function, one: Way, other: Way) -> bool:
     """Both are counted up, and the first waits or refuses by the difference."""
-    own = len(one.way) == len(other.way) == FIELD and one.way[0] == other.way[0] == SELF
-    if not own or one.way == other.way or not one.did is other.did is Did.MORE:
+    if one == other:
         return False
-    begun, ended = (rf"\bself\.{way[1]}\b" for way in (one.way, other.way))
-    names = "|".join([begun, *(rf"\b{name}\b" for name in _names_of(begins, one.way))])
+    begun, ended = (rf"\bself\.{way[1]}\b" for way in (one, other))
+    names = "|".join([begun, *(rf"\b{name}\b" for name in _names_of(begins, one))])
     return any(
         re.search(rf"(?:{first})[^\n]*?(?: [<>]=? | - )[^\n]*?(?:{second})", begins.text)
         for first, second in ((names, ended), (ended, names))
@@ -143,14 +215,6 @@ def _names_of(begins: Function, way: Way) -> Iterator[str]:
         given = list(given_to(begins, name))
         if given and all(own_attribute(each, begins.owner or "") == way[1] for each in given):
             yield name
-
-
-def _comes_round(one: Change, other: Change, moves: Moves) -> bool:
-    """A method of the class moves from the one list into the other."""
-    if one.did is not Did.OUT or other.did is not Did.IN or one.way == other.way:
-        return False
-    own = len(one.way) == len(other.way) == FIELD and one.way[0] == other.way[0] == SELF
-    return own and other.way in moves.into.get(one.way, ())
 
 
 def _leads_to(ways: Ways, value: ast.expr) -> Way | None:

@@ -7,15 +7,17 @@ are both ends says that one of them is owed.
     store.abort(upload)                              upload.abort()
 """
 
+import ast
 from collections.abc import Iterator, Sequence, Set
 
 from auditor.flow.effects import Handle
-from auditor.project.code.modules import Class, Function, Module
+from auditor.project.code.bindings import assignments, own_attribute
+from auditor.project.code.modules import Class, Function, Module, last_part
 from auditor.project.pools.bodies import returns_itself, returns_something
 from auditor.project.pools.halves import LENDING, Half, Pair
 from auditor.project.pools.lent_objects import needs_nothing
 from auditor.project.shapes.pool_state import own_parameters
-from auditor.protocols.vocabulary import Name, split
+from auditor.protocols.vocabulary import ACQUIRE_WORDS, Name, split, take_apart
 
 BEGINNING = frozenset({"begin", "start", "open", "create", "initiate"})
 DONE = frozenset({"complete", "commit", "finish", "finalize", "finalise", "end", "close", "seal", "publish"})
@@ -93,9 +95,20 @@ def _of_itself(
     starts = [each for each in methods if _begins_with(each, BEGINNING)]
     made = not starts and not CALLED.isdisjoint(split(cls.name))
     begins = cls.methods.get("__init__") if made else next(filter(needs_nothing, starts), None)
-    if begins is None or begins in known or "__del__" in cls.methods:
+    if begins is None or begins in known or "__del__" in cls.methods or _keeps_a_lease(begins):
         return
     handle = Handle.RESULT if made else Handle.RECEIVER
     half = Half(begins, ACQUIRING, handle, by_shape=True, echo=not made and returns_itself(begins))
     back = tuple(Half(each, RELEASING, Handle.RECEIVER) for each in ends)
     yield Pair(f"{cls.name}.{begins.name}()", cls, (half,), back, proposed=True)
+
+
+def _keeps_a_lease(begins: Function) -> bool:
+    """`self.conn = self.pool.checkout()`: it is that which is owed, and either end may forget it."""
+    values = [
+        value.value if isinstance(value, ast.Await) else value
+        for target, value in assignments(begins)
+        if isinstance(target, ast.expr) and own_attribute(target, begins.owner or "") is not None
+    ]
+    asked = [last_part(each.func) for each in values if isinstance(each, ast.Call)]
+    return any(take_apart(name, ACQUIRE_WORDS) is not None for name in asked)
