@@ -230,9 +230,9 @@ def _put_at_birth(
 ) -> Iterator[tuple[str, ast.expr]]:
     own = work.method.owner or ""
     for target, value in assigned_by(node):
-        name = own_attribute(target, own)
-        for each in _elements(_yielded(work.method, _spelled_out(work.method, value))) if name else ():
-            yield name or "", each
+        if (name := own_attribute(target, own)) is not None:
+            given = _yielded(work.method, _spelled_out(work.method, value))
+            yield from ((name, each) for each in _elements(given))
     match node:
         case ast.For(body=body) | ast.While(body=body):
             calls = [each for part in body for each in walk(part) if isinstance(each, ast.Call)]
