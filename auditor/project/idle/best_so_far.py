@@ -36,16 +36,17 @@ def _is_nothing_at_first(here: TakenHere, best: str) -> bool:
 
 def _kept_for_want(loop: ast.AST, name: str) -> ast.Name | None:
     """`fallback` of `fallback = each` at the end of a turn, of which only ways out of the loop speak."""
-    match _without_marks(getattr(loop, "body", [])):
+    body: Sequence[ast.stmt] = getattr(loop, "body", [])
+    match _without_marks(body):
         case [*before, ast.Assign(targets=[ast.Name() as kept], value=ast.Name(id=given))]:
             pass
         case _:
             return None
     leaving = [each for each in before if isinstance(each, ast.If) and isinstance(each.body[-1], LEAVING)]
     out = {id(node) for each in leaving for part in each.body for node in walk(part)}
-    names = (node for each in before for node in walk(each) if isinstance(node, ast.Name))
-    loads = [node for node in names if isinstance(node.ctx, ast.Load)]
-    alone = all(id(node) in out for node in loads if node.id == kept.id)
+    marks = {id(node) for each in body if each not in before for node in walk(each)}
+    loads = [node for node in walk(loop) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    alone = all(id(node) in out | marks for node in loads if node.id == kept.id)
     return kept if given == name and leaving and alone else None
 
 
