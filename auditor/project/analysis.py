@@ -13,7 +13,7 @@ from auditor.flow.lease import GivingBack, Lease, StoredField
 from auditor.flow.limits import TooManyStates
 from auditor.flow.misuse import Misuse
 from auditor.ir.graph import TooLarge
-from auditor.model import WHOLE_TREE, Failure, confession
+from auditor.model import WHOLE_TREE, Failure
 from auditor.project.adoption.usage import Usage
 from auditor.project.code.aliases import other_names
 from auditor.project.code.calls import Calls
@@ -135,12 +135,11 @@ class Analysis:
         pairs: list[Pair] = []
         for path in self.relevant:
             if may_define_pair(self.project.sources[path]) and (module := self.project.module(path)):
-                try:
-                    pairs += discover(self.model, module)
-                except RecursionError:
-                    self.project.failed[path] = (0, "not searched for pools: nested too deeply")
-                except Exception as error:  # a fault of ours costs one file, and is said
-                    self.project.failed[path] = (0, f"not searched for pools: {confession(error)}")
+                with self.project.confessing(path, cost="not searched for pools: "):
+                    try:
+                        pairs += discover(self.model, module)
+                    except RecursionError:
+                        self.project.failed[path] = (0, "not searched for pools: nested too deeply")
         return with_implementations(self.model, pairs)
 
     def run(self) -> FlowResult:
@@ -160,15 +159,13 @@ class Analysis:
         self._guarded("leases that come out of containers", self._follow_what_comes_out)
         self._guarded("objects that hold something open", self._follow_openers)
         self._guarded("leases that are lent on", self._follow_what_is_lent)
-        self._guarded("what is closed where it was opened", self._follow_what_is_closed)
+        self._guarded("what is closed by who opened it", self._follow_what_is_closed)
         return self._result()
 
     def _guarded(self, what: str, phase: Callable[[], None]) -> None:
         """A fault of ours that no file can be blamed for costs this phase, and is said."""
-        try:
+        with self.project.confessing(WHOLE_TREE, cost=f"{what} not followed: "):
             phase()
-        except Exception as error:
-            self.project.failed.setdefault(WHOLE_TREE, (0, f"{what} were not followed: {confession(error)}"))
 
     def _ask_users(self) -> None:
         """About the pairs that are only proposed. What is none may still hand on what another lends."""
@@ -302,19 +299,21 @@ class Analysis:
                 if id(call) not in self.outcomes:
                     self._follow(function, call, source)
 
+    def _outcomes_of(self, function: Function, call: ast.Call, source: Source) -> list[Outcome]:
+        """Of each lease that the call starts; none where it cannot be reached, or is not followed."""
+        with self.project.confessing(function.module.path, call.lineno):
+            try:
+                follower = self._follower(function)
+                found = [follower.outcome(call), *(follower.outcome(call, other) for other in source.also)]
+                return [outcome for outcome in found if outcome is not None]
+            except (TooLarge, TooManyStates, RecursionError) as error:
+                why = {TooLarge: "the function is too large", TooManyStates: "too many ways to hold it"}
+                reason = why.get(type(error), "nested too deeply")
+                self.unfollowed.append(Failure(function.module.path, call.lineno, f"not followed: {reason}"))
+        return []
+
     def _follow(self, function: Function, call: ast.Call, source: Source) -> None:
-        try:
-            follower = self._follower(function)
-            outcomes = [follower.outcome(call), *(follower.outcome(call, other) for other in source.also)]
-        except (TooLarge, TooManyStates, RecursionError) as error:
-            why = {TooLarge: "the function is too large", TooManyStates: "too many ways to hold it"}
-            reason = why.get(type(error), "nested too deeply")
-            self.unfollowed.append(Failure(function.module.path, call.lineno, f"not followed: {reason}"))
-            return
-        except Exception as error:  # a fault of ours costs one acquire, and is said
-            self.project.failed.setdefault(function.module.path, (call.lineno, confession(error)))
-            return
-        reached = [outcome for outcome in outcomes if outcome is not None]
+        reached = self._outcomes_of(function, call, source)
         if source.second_hand:
             reached = [without_exceptional(outcome) for outcome in reached]
         elif source.proposed:

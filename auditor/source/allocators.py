@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from auditor.source.entries import Allocator, Source
 from auditor.source.imports import dotted_text
+from auditor.source.nodes import is_docstring
 from auditor.source.pool_use import ACQUIRE, LEASE, Function, pool_method
 
 _FEWEST = 3  # statements; a method that only hands the call on is no allocator of its own
@@ -32,11 +33,7 @@ def digest(method: Function) -> str:
 
 
 def _statements(method: Function) -> int:
-    return sum(isinstance(each, ast.stmt) and not _is_docstring(each) for each in ast.walk(method)) - 1
-
-
-def _is_docstring(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return sum(isinstance(each, ast.stmt) and not is_docstring(each) for each in ast.walk(method)) - 1
 
 
 def _makes(node: ast.AST) -> bool:
@@ -58,7 +55,7 @@ class _Plain(ast.NodeTransformer):
         for statement in ast.walk(node):
             if isinstance(statement, ast.Name) and isinstance(statement.ctx, ast.Store):
                 self._names.setdefault(statement.id, f"_{len(self._names)}")
-        node.body = [each for each in node.body if not _is_docstring(each)]
+        node.body = [each for each in node.body if not is_docstring(each)]
         self.generic_visit(node)
         return node
 

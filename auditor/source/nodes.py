@@ -78,6 +78,11 @@ def statements_in(node: ast.AST) -> list[ast.AST]:
     return [child for name in _BLOCKS_OF[type(node)] for child in getattr(node, name)]
 
 
+def is_docstring(node: ast.AST) -> bool:
+    """Or another text that stands by itself."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
 def blocks_of(node: ast.AST) -> Iterator[list[ast.stmt]]:
     """The lists of statements right below a statement; of a lambda none."""
     for name in ("body", "orelse", "finalbody"):

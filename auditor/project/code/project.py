@@ -4,7 +4,9 @@ import ast
 import builtins
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
+from auditor.model import confession
 from auditor.project.code.collect import read_module
 from auditor.project.code.modules import Class, Function, Module
 from auditor.source.newer_syntax import in_older_syntax
@@ -35,6 +37,15 @@ class Project:
         if path not in self._modules:
             self._modules[path] = self._parse(path)
         return self._modules[path]
+
+    @contextmanager
+    def confessing(self, path: str, line: int = 0, cost: str = "") -> Iterator[None]:
+        """A fault of ours inside costs what is done there alone, and is said of this file; of `WHOLE_TREE`
+        where no file is to blame."""
+        try:
+            yield
+        except Exception as error:
+            self.failed.setdefault(path, (line, cost + confession(error)))
 
     def calling(self, method: str) -> list[str]:
         """The files that call a method of this name, by their text: all are gone over once, and every name

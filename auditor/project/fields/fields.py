@@ -13,7 +13,7 @@ from auditor.flow.effects import Fate, Value
 from auditor.flow.lease import Field, Leak, Loss, StoredField
 from auditor.flow.trace import span_of
 from auditor.ir.ops import ANY_ITEM, RESULT, Leave, Path
-from auditor.model import Span, confession
+from auditor.model import Span
 from auditor.project.code.entered import ENTERS, EXITS
 from auditor.project.code.field_paths import in_anothers_table, mentions, own_field, shortened
 from auditor.project.code.modules import Class, Function
@@ -144,12 +144,10 @@ class Fields(CountsAtEnds):
     def _known_of(self, outcome: Outcome) -> tuple[StoredField, ...]:
         if taken_at_birth(outcome.call, outcome.function):
             return ()
-        try:
+        at = outcome.lease.span
+        with self.project.confessing(at.path, at.line):
             return self._with_forgotten(outcome, tuple(self._fields_of(outcome)))
-        except Exception as error:  # a fault of ours costs one acquire, and is said
-            at = outcome.lease.span
-            self.project.failed.setdefault(at.path, (at.line, confession(error)))
-            return ()
+        return ()
 
     def _with_forgotten(self, outcome: Outcome, fields: tuple[StoredField, ...]) -> tuple[StoredField, ...]:
         """These, and where nothing is said of them what some end or another method forgets."""

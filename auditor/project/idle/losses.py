@@ -18,7 +18,7 @@ from auditor.flow.trace import Station, shortest_path, span_of, tell
 from auditor.flow.untouched import Ends, Forgetting, Untouched
 from auditor.ir.graph import TooLarge
 from auditor.ir.ops import Assume, Call, Edge, InPlace, Nop, Op, Path
-from auditor.model import Span, Step, confession
+from auditor.model import Span, Step
 from auditor.project.code.lineage import Lineage
 from auditor.project.code.modules import Class, Module, last_part
 from auditor.project.code.shared_state import OBJECT
@@ -90,11 +90,8 @@ def with_idle(
     by one."""
     found: dict[Span, Lease] = {}
     for path in paths:
-        try:
+        with lineage.project.confessing(path, cost="its pools' own bodies were not followed: "):
             found |= {lease.span: lease for lease in _lost_in(lineage, path, lending)}
-        except Exception as error:  # a fault of ours costs one file, and is said
-            told = f"its pools' own bodies were not followed: {confession(error)}"
-            lineage.project.failed.setdefault(path, (0, told))
     for lease in leases:
         own = found.get(lease.span)
         by_exception = bool(lease.leaks) and own is not None and not loses_normally(own)

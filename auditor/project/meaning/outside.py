@@ -17,10 +17,9 @@ from auditor.flow.effects import (
 )
 from auditor.flow.indirect import SPELT, WITHIN
 from auditor.ir.ops import ANY_ITEM, Call, Path, is_temporary
-from auditor.project.code.bindings import given_to_field, is_dropped
+from auditor.project.code.bindings import is_dropped
 from auditor.project.code.lookups import gives_a_key, looked_up_before, strikes_off_another
 from auditor.project.code.modules import Function, last_part
-from auditor.project.code.shared_state import is_store
 from auditor.project.meaning import library
 from auditor.project.meaning.absorbed import is_absorbed
 from auditor.project.meaning.answering import answers_as_a_borrower
@@ -150,8 +149,6 @@ class OutsideEffects:
             return BORROWED
         if position != -1 and dotted is None and answers_as_a_borrower(self.recogniser, self.function, call):
             return UNKNOWN
-        if position == 0 and call.method in ("remove", "discard") and self._is_of_an_own_list(call):
-            return BORROWED
         if call.method == "next" and gives_a_key(self.function, call.at):
             return BORROWED
         if position != -1 and call.method == "update" and self._is_of_a_digest(call.at.func):
@@ -236,16 +233,6 @@ class OutsideEffects:
         """`self.copy(old_block, new_block)`: its answer is no number, as that of `xp.copy(numbers)` is."""
         of_object = call.receiver is not None and dotted is None and value is Value.INDEX
         return of_object and call.method in COPYING and len(call.args) > 1
-
-    def _is_of_an_own_list(self, call: Call) -> bool:
-        """`self._active.remove(page)` of what the class has made with `[]` or `set()`."""
-        cls, receiver = self.function.cls, call.receiver or ()
-        if cls is None or len(receiver) != 2 or receiver[0] != self.function.owner:
-            return False
-        given = [
-            value for each in cls.methods.values() for value in given_to_field(each, receiver[1].lstrip("."))
-        ]
-        return bool(given) and all(map(is_store, given))
 
     def _is_of_a_digest(self, method: ast.expr) -> bool:
         """`state.update(memory)`, where the same is asked for its `hexdigest()`: no table is."""

@@ -79,8 +79,8 @@ class Releases:
         return (target, protocol) in self._proposed or (first is not None and first[0].name == protocol)
 
     def ending_names(self, protocol: str) -> frozenset[str]:
-        """Names of the functions that give back what is lent under this protocol, by the settings or by the
-        tree's own pools."""
+        """Names of the functions that give back what is lent under this protocol, by the settings, the
+        built-in tables or the tree's own pools."""
         told = (each for each in (*self.declared, *self.built_in) if each.name == protocol)
         declared = (pattern.last_word for each in told for pattern in each.release)
         own = (function.name for function, name in self._proposed if name == protocol)

@@ -7,6 +7,7 @@ from auditor.project.code.calls import Calls
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.kept_as_told import fields_of
 from auditor.project.code.modules import Class, Function
+from auditor.source.nodes import is_docstring
 
 MADE_OF = frozenset({"tuple", "list", "dict", "set", "frozenset", "len", "bool"})
 
@@ -22,7 +23,7 @@ def only_says_what_it_has(calls: Calls, function: Function, call: ast.Call) -> b
 
 def _says(model: ClassModel, method: Function) -> bool:
     body = method.node.body if isinstance(method.node, ast.FunctionDef) else []
-    match [each for each in body if not _is_docstring(each)]:
+    match [each for each in body if not is_docstring(each)]:
         case [ast.Return(value=ast.expr() as value)]:
             return _is_plain(model, method, value)
     return False
@@ -49,7 +50,3 @@ def _is_a_record(model: ClassModel, method: Function, func: ast.Name) -> bool:
     if not isinstance(made, Class) or not fields_of(model, made):
         return False
     return all(model.method(made, name) is None for name in ("__init__", "__post_init__", "__new__"))
-
-
-def _is_docstring(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)

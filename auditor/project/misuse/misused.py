@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -16,7 +17,7 @@ from auditor.flow.solve import Solution, solve
 from auditor.flow.spelling import spelt
 from auditor.ir.graph import Graph, TooLarge
 from auditor.ir.ops import ANY_ITEM, Call, Edge, Enter, Exit, Next, Path
-from auditor.model import WHOLE_TREE, Span, Step, confession
+from auditor.model import WHOLE_TREE, Span, Step
 from auditor.project.code.bindings import TEST_FILE
 from auditor.project.code.modules import Function
 from auditor.project.meaning.released import numbered, of_numpy, release_words, released_value
@@ -70,22 +71,18 @@ class Misused(Tracking):
             partial(locks.misuses, releasing),
             partial(self._by_calls, by_methods.keeping),
         ):
-            self._guarded(None, partial(self._collect, search))
+            with self.project.confessing(WHOLE_TREE, cost="not searched for misuse: "):
+                for misuse in search():
+                    self.found.setdefault((misuse.fault, misuse.span), misuse)
         return tuple(sorted(self.found.values(), key=lambda each: (each.span, each.fault)))
 
-    def _collect(self, search: Callable[[], Iterable[Misuse]]) -> None:
-        for misuse in search():
-            self.found.setdefault((misuse.fault, misuse.span), misuse)
-
-    def _guarded(self, function: Function | None, follow: Callable[[], None]) -> None:
-        """What is too large for leaks is too large here. A fault of ours costs this search, and is said."""
-        try:
+    def _guarded(self, function: Function, follow: Callable[[], None]) -> None:
+        """What is too large for leaks is too large here."""
+        with (
+            self.project.confessing(function.module.path, cost="not searched for misuse: "),
+            suppress(TooLarge, TooManyStates, RecursionError),
+        ):
             follow()
-        except (TooLarge, TooManyStates, RecursionError):
-            return
-        except Exception as error:
-            path = function.module.path if function is not None else WHOLE_TREE
-            self.project.failed.setdefault(path, (0, f"not searched for misuse: {confession(error)}"))
 
     def _by_calls(self, keeping: Callable[[], Keeping]) -> Iterator[Misuse]:
         by_calls = TwiceByCalls(self.project, self.recogniser, self.endings, self.calling, self.known)

@@ -32,26 +32,6 @@ FIELD = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Traits:
-    """What decides whether the changes of one method may answer those of another: the last pieces of where
-    they are, those and the pieces before, whether something is counted up, where something is put, and out of
-    what that is filled out of which something is taken. Of own fields: which `entries` are changed how, what
-    would undo that, what is `filled`, what is filled from those out of which something is taken, and what is
-    `counted` up."""
-
-    last: frozenset[str]
-    near: frozenset[str]
-    counts: bool
-    put: frozenset[Way]
-    sources: frozenset[Way]
-    entries: frozenset[tuple[str, Did]]
-    entries_back: frozenset[tuple[str, Did]]
-    filled: frozenset[Way]
-    filled_from: frozenset[Way]
-    counted: tuple[Way, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Setting:
     """The states that something is set to; of a whole record, `(BUSY, owner)`, those of its `parts`."""
 
@@ -61,25 +41,32 @@ class Setting:
     parts: Set[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What decides whether the changes of one method may answer those of another. Each method of a large
+    class is compared with each other one, and most have nothing to do with one another.
+
+    `last` are the last pieces of where the changes are. Of own fields: which `entries` are changed how, and
+    what would undo that; which are `filled`, and which are `filled_from` those out of which something is
+    taken; which are `counted` up. `settings` are the states that it sets, `asked` those for which it looks,
+    if it hands out what it finds."""
+
+    last: frozenset[str]
+    entries: frozenset[tuple[str, Did]]
+    entries_back: frozenset[tuple[str, Did]]
+    filled: frozenset[Way]
+    filled_from: frozenset[Way]
+    counted: tuple[Way, ...]
+    settings: tuple[Setting, ...]
+    asked: Set[str]
+
+
 class Moves:
     """What the methods of a class move from one field of its own into another."""
 
     def __init__(self, helpers: Helpers) -> None:
         self._helpers = helpers
         self._traits: dict[Function, Traits] = {}
-        self._settings: dict[Function, list[Setting]] = {}
-        self._asked: dict[Function, Set[str]] = {}
-
-    def may_answer(
-        self, begins: Function, begun: Sequence[Change], end: Function, ended: Sequence[Change]
-    ) -> bool:
-        """Most methods of a large class have nothing to do with one another, and each is asked about all."""
-        first, second = self.traits(begins, begun), self.traits(end, ended)
-        return (
-            not first.near.isdisjoint(second.last)
-            or (first.counts and second.counts)
-            or not first.sources.isdisjoint(second.put)
-        )
 
     def may_undo(
         self, begins: Function, begun: Sequence[Change], end: Function, ended: Sequence[Change]
@@ -89,45 +76,22 @@ class Moves:
 
     def traits(self, method: Function, changed: Sequence[Change]) -> Traits:
         if method not in self._traits:
-            taken = {change.way for change in changed if change.did is Did.OUT}
             entries = {(each.way[-1], each.did) for each in changed if _is_of_an_entry(each.way)}
+            fields = {did: {each.way for each in changed if each.did is did and _is_a_field(each.way)}
+                      for did in (Did.IN, Did.OUT, Did.MORE)}  # fmt: skip
             self._traits[method] = Traits(
                 last=frozenset(change.way[-1] for change in changed),
-                near=frozenset(piece for change in changed for piece in change.way[-2:]),
-                counts=any(change.did is Did.MORE for change in changed),
-                put=frozenset(_put(changed)),
-                sources=frozenset().union(*(self.into.get(way, ()) for way in taken)),
                 entries=frozenset(entries),
                 entries_back=frozenset((name, OTHER_WAY[did]) for name, did in entries if did in OTHER_WAY),
-                filled=frozenset(way for way in _put(changed) if _is_of_a_field(way)),
-                filled_from=frozenset(
-                    into
-                    for way in taken
-                    if _is_of_a_field(way)
-                    for into in self.into.get(way, ())
-                    if into != way
+                filled=frozenset(fields[Did.IN]),
+                filled_from=frozenset().union(
+                    *(self.into.get(way, set()) - {way} for way in fields[Did.OUT])
                 ),
-                counted=tuple(
-                    sorted(
-                        {each.way for each in changed if each.did is Did.MORE and _is_of_a_field(each.way)}
-                    )
-                ),
+                counted=tuple(sorted(fields[Did.MORE])),
+                settings=tuple(_settings(changed)),
+                asked=compared(method) if returns_something(method) else frozenset(),
             )
         return self._traits[method]
-
-    def setting(self, method: Function, changed: Sequence[Change]) -> list[Setting]:
-        """The states that it sets."""
-        if method not in self._settings:
-            put = (change for change in changed if change.did is Did.IN and change.value is not None)
-            said = (_setting(change.way, change.value) for change in put if change.value is not None)
-            self._settings[method] = [each for each in said if each.states or each.parts]
-        return self._settings[method]
-
-    def asked_for(self, method: Function) -> Set[str]:
-        """The states for which it looks, if it hands out what it finds."""
-        if method not in self._asked:
-            self._asked[method] = compared(method) if returns_something(method) else frozenset()
-        return self._asked[method]
 
     @cached_property
     def into(self) -> Mapping[Way, Set[Way]]:
@@ -137,25 +101,21 @@ class Moves:
             ways = Ways(method, self._helpers)
             for change in changes(method, ways) if method.name != "__init__" else ():
                 source = _leads_to(ways, change.value) if change.value is not None else None
-                own = source is not None and len(source) == FIELD and source[0] == SELF
-                if own and source is not None and change.did in (Did.IN, Did.SET):
+                if source is not None and _is_a_field(source) and change.did in (Did.IN, Did.SET):
                     found.setdefault(change.way, set()).add(source)
         return found
 
 
-def _setting(way: Way, value: ast.expr) -> Setting:
-    of_record = isinstance(value, ast.Tuple)
-    parts = (
-        frozenset[str]().union(*map(states_of, value.elts)) if isinstance(value, ast.Tuple) else frozenset()
-    )
-    return Setting(way, states_of(value), of_record, parts)
+def _settings(changed: Sequence[Change]) -> Iterator[Setting]:
+    for change in changed:
+        if change.did is Did.IN and change.value is not None:
+            record = change.value.elts if isinstance(change.value, ast.Tuple) else None
+            parts = frozenset[str]().union(*map(states_of, record or ()))
+            if (states := states_of(change.value)) or parts:
+                yield Setting(change.way, states, record is not None, parts)
 
 
-def _put(changed: Sequence[Change]) -> Iterator[Way]:
-    return (change.way for change in changed if change.did is Did.IN)
-
-
-def _is_of_a_field(way: Way) -> bool:
+def _is_a_field(way: Way) -> bool:
     return len(way) == FIELD and way[0] == SELF
 
 
@@ -168,17 +128,15 @@ def answers(
 ) -> bool:
     """Two tables of one object have the same entries, whose field is counted up and down; a method of the
     class moves from the one list into the other; or what is counted or said belongs together."""
-    if not moves.may_answer(begins, begun, end, ended):
-        return False
     first, second = moves.traits(begins, begun), moves.traits(end, ended)
     return (
         not first.entries_back.isdisjoint(second.entries)
         or not first.filled_from.isdisjoint(second.filled)
         or any(_is_reckoned_against(begins, one, other) for one in first.counted for other in second.counted)
         or any(
-            _is_the_next_state(moves.asked_for(begins), one, end, other)
-            for one in (moves.setting(begins, begun) if moves.asked_for(begins) else ())
-            for other in moves.setting(end, ended)
+            _is_the_next_state(first.asked, one, end, other)
+            for one in (first.settings if first.asked else ())
+            for other in second.settings
         )
     )
 

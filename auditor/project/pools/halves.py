@@ -46,6 +46,7 @@ from auditor.project.shapes.under_keys import answers_what_lies_there
 from auditor.project.shapes.use_counts import lowered_by, returns_the_count, struck_off_by_its_answer
 from auditor.project.shapes.use_flags import marks_an_entry, marks_itself
 from auditor.protocols.vocabulary import ACQUIRE_WORDS, COUNTING, WEAK, Name, split
+from auditor.source.nodes import is_docstring
 
 STRONG = ACQUIRE_WORDS - WEAK
 
@@ -140,7 +141,7 @@ def acquiring_half(
 
 def asked_alone(function: Function) -> tuple[Function, ast.Call] | None:
     """`return self.allocate_msg(data, more)`, and nothing else: what is owed is what that one says."""
-    body = [each for each in getattr(function.node, "body", ()) if not _is_docstring(each)]
+    body = [each for each in getattr(function.node, "body", ()) if not is_docstring(each)]
     match body:
         case [ast.Return(value=ast.Call() as call) | ast.Expr(value=ast.Call() as call)]:
             named = own_attribute(call.func, function.owner or "")
@@ -256,9 +257,5 @@ def only_passes(function: Function) -> bool:
     """A body of `pass` that nobody declared abstract does nothing."""
     body = function.node.body if isinstance(function.node.body, list) else []
     return "abstractmethod" not in function.decorators and all(
-        isinstance(statement, ast.Pass) for statement in body if not _is_docstring(statement)
+        isinstance(statement, ast.Pass) for statement in body if not is_docstring(statement)
     )
-
-
-def _is_docstring(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)

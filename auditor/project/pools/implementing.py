@@ -61,6 +61,5 @@ def _hands_out(half: Half) -> bool:
 
 def _does_something(method: Function) -> bool:
     """It asks another, or changes something; a pool that is switched off hands out nothing."""
-    return any(
-        isinstance(each, (ast.Assign, ast.AugAssign, ast.Delete)) for each in method.statements
-    ) or any(not isinstance(each.func, ast.Name) for each in method.calls)
+    changes = any(isinstance(each, ast.Assign | ast.AugAssign | ast.Delete) for each in method.statements)
+    return changes or any(isinstance(each.func, ast.Attribute) for each in method.calls)

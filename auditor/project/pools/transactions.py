@@ -8,7 +8,9 @@ are both ends says that one of them is owed.
 """
 
 import ast
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
 
 from auditor.flow.effects import Handle
 from auditor.project.code.bindings import assignments, own_attribute
@@ -28,16 +30,28 @@ CALLED = frozenset({"upload", "multipart", "transaction", "txn", "tx"})
 ACQUIRING, RELEASING = Name("acquire", frozenset()), Name("release", frozenset())
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Methods of one class for its good end, and for its bad one."""
+
+    done: Sequence[Function]
+    given_up: Sequence[Function]
+
+    def such(self, wanted: Callable[[Function], object]) -> list[Function]:
+        """Those that are `wanted`; none where one of the two kinds has no such method."""
+        done, given_up = (list(filter(wanted, each)) for each in (self.done, self.given_up))
+        return [*done, *given_up] if done and given_up else []
+
+
 def transactions(module: Module, known: Set[Function]) -> Iterator[Pair]:
     """For those who use them to say. Of methods that are `known` to acquire all is said already."""
     for _, cls in sorted(module.classes.items()):
         methods = [each for _, each in sorted(cls.methods.items()) if _may_be_one(each)]
-        done, given_up = (
-            [each for each in methods if _begins_with(each, verbs)] for verbs in (DONE, GIVEN_UP)
-        )
-        if done and given_up:
-            yield from _told(cls, methods, done, given_up, known)
-            yield from _of_itself(cls, methods, done, given_up, known)
+        ends = Ends(*([each for each in methods if _begins_with(each, verbs)] for verbs in (DONE, GIVEN_UP)))
+        starts = [each for each in methods if _begins_with(each, BEGINNING)]
+        for half, back in (*_told(starts, ends), *_of_itself(cls, starts, ends)):
+            if half.function not in known:
+                yield Pair(f"{cls.name}.{half.function.name}()", cls, (half,), tuple(back), proposed=True)
 
 
 def _may_be_one(method: Function) -> bool:
@@ -54,53 +68,28 @@ def _about(method: Function) -> tuple[str, ...]:
     return tuple(split(method.name)[1:])
 
 
-def _told(
-    cls: Class,
-    methods: Sequence[Function],
-    done: Sequence[Function],
-    given_up: Sequence[Function],
-    known: Set[Function],
-) -> Iterator[Pair]:
+def _told(starts: Sequence[Function], ends: Ends) -> Iterator[tuple[Half, list[Half]]]:
     """`begin(key)` hands out what `finish(upload, tags)` and `abort(upload)` are told by one name."""
-    for begins in methods:
-        if begins in known or not (_begins_with(begins, BEGINNING) and returns_something(begins)):
-            continue
-        ends = [
-            each for each in (*done, *given_up) if _about(each) == _about(begins) and own_parameters(each)
-        ]
-        first = {own_parameters(each)[0] for each in ends}
-        both = any(each in done for each in ends) and any(each in given_up for each in ends)
-        if both and len(first) == 1 and first.isdisjoint(own_parameters(begins)):
-            back = tuple(Half(each, RELEASING) for each in ends)
-            yield Pair(
-                f"{cls.name}.{begins.name}()",
-                cls,
-                (Half(begins, ACQUIRING, by_shape=True),),
-                back,
-                proposed=True,
-            )
+    for begins in filter(returns_something, starts):
+        back = ends.such(partial(_is_about, _about(begins)))
+        first = {own_parameters(each)[0] for each in back}
+        if len(first) == 1 and first.isdisjoint(own_parameters(begins)):
+            yield Half(begins, ACQUIRING, by_shape=True), [Half(each, RELEASING) for each in back]
 
 
-def _of_itself(
-    cls: Class,
-    methods: Sequence[Function],
-    done: Sequence[Function],
-    given_up: Sequence[Function],
-    known: Set[Function],
-) -> Iterator[Pair]:
+def _is_about(what: tuple[str, ...], end: Function) -> bool:
+    return _about(end) == what and bool(own_parameters(end))
+
+
+def _of_itself(cls: Class, starts: Sequence[Function], ends: Ends) -> Iterator[tuple[Half, list[Half]]]:
     """The object is one: from `begin()` on, or as soon as it is made."""
-    ends = [each for each in (*done, *given_up) if needs_nothing(each)]
-    if not (any(each in done for each in ends) and any(each in given_up for each in ends)):
-        return
-    starts = [each for each in methods if _begins_with(each, BEGINNING)]
+    back = [Half(each, RELEASING, Handle.RECEIVER) for each in ends.such(needs_nothing)]
     made = not starts and not CALLED.isdisjoint(split(cls.name))
     begins = cls.methods.get("__init__") if made else next(filter(needs_nothing, starts), None)
-    if begins is None or begins in known or "__del__" in cls.methods or _keeps_a_lease(begins):
+    if not back or begins is None or "__del__" in cls.methods or _keeps_a_lease(begins):
         return
     handle = Handle.RESULT if made else Handle.RECEIVER
-    half = Half(begins, ACQUIRING, handle, by_shape=True, echo=not made and returns_itself(begins))
-    back = tuple(Half(each, RELEASING, Handle.RECEIVER) for each in ends)
-    yield Pair(f"{cls.name}.{begins.name}()", cls, (half,), back, proposed=True)
+    yield Half(begins, ACQUIRING, handle, by_shape=True, echo=not made and returns_itself(begins)), back
 
 
 def _keeps_a_lease(begins: Function) -> bool:
