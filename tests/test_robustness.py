@@ -180,3 +180,33 @@ def test_the_standard_library(tree: Path) -> None:
     for path in said.failed:
         assert not readable(Path(os.path.normpath(tree / path)).read_bytes()), path
     assert (said.status == 2) == bool(said.failed)
+
+
+SEVERAL = """
+
+class Part:
+    def __init__(self, row):
+        self.row = row
+
+
+def several(pool, rows):
+    out = []
+    for row in rows:
+        out.append(Part(pool.acquire(row)))
+    shown0(out)
+    return out
+
+
+def lost(pool, rows):
+    return len(several(pool, rows))
+"""
+
+
+def test_a_chain_of_calls_with_more_ways_through_than_can_be_counted(tree: Path) -> None:
+    """Each of forty functions shows the list to the next one, twice."""
+    chain = "\n".join(f"\n\ndef shown{i}(a):\n    shown{i + 1}(a)\n    shown{i + 1}(a)" for i in range(40))
+    text = SEVERAL + chain + "\n\n\ndef shown40(a):\n    print(len(a))\n"
+    (tree / "ways.py").write_text(text)
+    said = audit(tree)
+    line = text[: text.index("len(several(")].count("\n") + 1
+    assert (said.status, said.findings, said.failed) == (1, {PLANTED, ("ways.py", line, "PA104")}, set())

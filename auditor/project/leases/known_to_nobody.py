@@ -29,6 +29,9 @@ SAYING = frozenset({"len", "bool", "print", "str", "repr", "sum", "any", "all", 
 SHOWING = frozenset({"values", "items", "get", "copy"})
 """Methods of a table by which others come to what is in it."""
 
+Told = tuple[Function, str]
+"""A function, and the parameter by which it knows what it is told of."""
+
 
 def is_known_to_nobody(
     recogniser: Recogniser,
@@ -42,7 +45,7 @@ def is_known_to_nobody(
     functions that only touch it; `told` are operands of calls of which that is known."""
     named = _named(function, name)
     harmless = {id(part) for node in function.nodes for part in touched(node)} | told
-    harmless.update(id(part) for call in function.calls for part in _shown(recogniser, function, call))
+    harmless.update(id(part) for part in _shown(recogniser, function, name))
     harmless.update(id(part) for part in _put_aside(recogniser, function, name, (*seen, name)))
     harmless.update(id(part) for part in _told_to_listeners(function))
     harmless.update(id(over) for over in _gone_over(function, harmless))
@@ -187,20 +190,47 @@ def _box_of(target: ast.expr) -> str | None:
     return None
 
 
-def _shown(
-    recogniser: Recogniser, function: Function, call: ast.Call, seen: tuple[Function, ...] = ()
-) -> Iterator[ast.expr]:
-    """Arguments that no function it may call does anything with but touch their fields, or show them to such
+def _shown(recogniser: Recogniser, function: Function, name: str) -> Iterator[ast.expr]:
+    """Arguments called so that no function does anything with but touch its fields, or show it to such
     another."""
-    named = [(n, each) for n, each in enumerate(call.args) if isinstance(each, ast.Name)]
-    targets = recogniser.calls.targets(function, call)[0] if named else ()
-    for position, argument in named if targets else ():
-        told = [own_parameters(target)[position : position + 1] for target in targets]
-        if all(
-            one and target not in seen and _only_touches(recogniser, target, one[0], (*seen, target))
-            for target, one in zip(targets, told, strict=True)
-        ):
+    for argument, told in _told_of(recogniser, function, name):
+        if told is not None and _only_touch(recogniser, told):
             yield argument
+
+
+def _told_of(
+    recogniser: Recogniser, function: Function, name: str
+) -> Iterator[tuple[ast.expr, list[Told] | None]]:
+    """Each argument of a call that is the name, and what those that may be called know it by: none where one
+    is not known."""
+    for call in function.calls:
+        for position, argument in enumerate(call.args):
+            if isinstance(argument, ast.Name) and argument.id == name:
+                targets = recogniser.calls.targets(function, call)[0]
+                known = [(to, own_parameters(to)[position : position + 1]) for to in targets]
+                whole = bool(known) and all(one for _, one in known)
+                yield argument, [(to, one[0]) for to, one in known] if whole else None
+
+
+def _only_touch(recogniser: Recogniser, told: list[Told]) -> bool:
+    """Of all who come to hear of it, each asked once: of long chains of calls there are more ways through
+    than functions."""
+    waiting, asked = list(told), set(told)
+    while waiting:
+        target, name = waiting.pop()
+        returned = {
+            id(each) for node in target.nodes if isinstance(node, ast.Return) for each in touched(node)
+        }
+        harmless = {id(part) for node in target.nodes for part in touched(node)} - returned
+        for argument, further in _told_of(recogniser, target, name):
+            if further is None:
+                continue
+            harmless.add(id(argument))
+            waiting += [each for each in further if each not in asked]
+            asked.update(further)
+        if not all(isinstance(node.ctx, ast.Load) and id(node) in harmless for node in _named(target, name)):
+            return False
+    return True
 
 
 def _told_to_listeners(function: Function) -> Iterator[ast.expr]:
@@ -217,10 +247,3 @@ def _told_to_listeners(function: Function) -> Iterator[ast.expr]:
         match node:
             case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=args)) if name in told:
                 yield from args
-
-
-def _only_touches(recogniser: Recogniser, target: Function, name: str, seen: tuple[Function, ...]) -> bool:
-    returned = {id(each) for node in target.nodes if isinstance(node, ast.Return) for each in touched(node)}
-    harmless = {id(part) for node in target.nodes for part in touched(node)} - returned
-    harmless.update(id(part) for call in target.calls for part in _shown(recogniser, target, call, seen))
-    return all(isinstance(node.ctx, ast.Load) and id(node) in harmless for node in _named(target, name))
