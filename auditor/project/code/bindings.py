@@ -49,7 +49,9 @@ def names_bound(node: ast.stmt) -> Iterator[str]:
 
 def suites_of(function: ast.AST) -> Iterator[list[ast.stmt]]:
     """The statement lists among them."""
-    yield list(getattr(function, "body", []))
+    body = getattr(function, "body", [])
+    if isinstance(body, list):  # no lambda
+        yield body
     for statement in statements_below(function):
         for name in ("body", "orelse", "finalbody"):
             yield from [suite] if (suite := getattr(statement, name, [])) else []

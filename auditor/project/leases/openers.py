@@ -14,6 +14,7 @@ from auditor.project.code.modules import Class, Function
 from auditor.project.code.release_names import looks_releasing
 from auditor.project.fields.ended_by_others import has_unknown_base
 from auditor.project.fields.forgetting import CLOSING
+from auditor.project.leases.belief import never_closed
 from auditor.project.leases.kept_marks import kept_marks
 from auditor.project.leases.known_to_nobody import elements
 from auditor.project.meaning.needs import Question
@@ -196,13 +197,15 @@ def _is_own(method: Function, call: ast.Call, name: str) -> bool:
 def keep_lost(outcomes: dict[int, Outcome]) -> None:
     """Of such objects those are left that are lost with nothing raised, or by what is raised in so many
     words: that whatever call fails closes the client is seldom meant; and for now those in fields, over
-    which another may be put."""
+    which another may be put. Those that nearly nobody closes are not meant to be."""
+    unclosed = never_closed(outcomes.values())
     for key, outcome in list(outcomes.items()):
         if outcome.acquisition.opened:
             meant = EXCEPTIONAL - {Loss.RAISE}
             leaks = tuple(leak for leak in outcome.lease.leaks if leak.loss not in meant)
             outcome.lease = replace(outcome.lease, leaks=leaks)
-            if not (leaks or outcome.stored) or ends_with_the_process(outcome.function):
+            meant_open = outcome.acquisition.protocol in unclosed
+            if meant_open or not (leaks or outcome.stored) or ends_with_the_process(outcome.function):
                 del outcomes[key]
 
 
