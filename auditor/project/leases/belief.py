@@ -29,6 +29,9 @@ MOSTLY = 2
 """What a body alone calls a pool is none where more than three users never end it, and over so many times
 those that do."""
 
+SHOWING = frozenset({"get", "fetch"})
+"""Verbs of what shows something, more often than they lend it."""
+
 
 def disbelieved(recogniser: Recogniser, outcomes: Collection[Outcome]) -> Set[str]:
     """The proposed pairs, by name, of which this is not believed; those by shape that nearly all forget."""
@@ -51,12 +54,18 @@ def disbelieved(recogniser: Recogniser, outcomes: Collection[Outcome]) -> Set[st
 
 
 def _mostly_forgotten(recogniser: Recogniser, outcomes: Collection[Outcome]) -> Set[str]:
-    """Of pairs that nobody called so: an alias that counts its uses is not owed for that. What the pool's own
-    class does says nothing of its users."""
+    """Of pairs that nobody called so, or only by an everyday verb: an alias that counts its uses is not owed
+    for that, nor what `get_state` answers to `put_state`. What the pool's own class does says nothing of its
+    users."""
+    shown = {
+        pair.name
+        for function, (pair, half) in recogniser.acquiring.items()
+        if not half.by_shape and half.name.verb in SHOWING and not _takes_out(function)
+    }
     shaped = {
         pair.name: pair.owner
         for pair, half in recogniser.acquiring.values()
-        if half.by_shape and not pair.proposed
+        if (half.by_shape or pair.name in shown) and not pair.proposed
     }
     never, always = Counter[str](), Counter[str]()
     for outcome in outcomes:
@@ -65,7 +74,7 @@ def _mostly_forgotten(recogniser: Recogniser, outcomes: Collection[Outcome]) -> 
             of_others = outcome.function.cls is not shaped[name]
             never[name] += loses_normally(lease) and not (lease.released or lease.handed_over)
             always[name] += lease.released or (of_others and _is_ended_by_its_class(recogniser, outcome))
-    return {name for name in shaped if never[name] > max(1, MOSTLY * always[name])}
+    return {name for name in shaped if never[name] > max(name not in shown, MOSTLY * always[name])}
 
 
 def never_closed(outcomes: Collection[Outcome]) -> Set[str]:
