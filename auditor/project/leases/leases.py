@@ -276,7 +276,7 @@ class Follower(Afterwards):
         """Whether somebody else sees to it, or nobody has to."""
         function = self.function
         return (
-            (self.in_test and self._made_for_the_test(op))
+            (self.in_test and self._is_the_tests_own(op, acquisition, endings))
             or (self.in_test and expected_to_fail(op.at, function))
             or self._still_to_run(op, acquisition)
             or wound_back_by_others(function, self.effects.recogniser, op.at, acquisition.protocol)
@@ -449,10 +449,12 @@ class Follower(Afterwards):
             for other in self.graph.ops
         )
 
-    def _made_for_the_test(self, op: Call) -> bool:
-        """A test's own pool dies with the test: what it leaves held there is often the point."""
+    def _is_the_tests_own(self, op: Call, acquisition: Acquisition, endings: Endings) -> bool:
+        """A test's own pool dies with the test: what it leaves held there is often the point. So is what a
+        test of this tree's own pool never gives back, whoever made that."""
         root = op.receiver[0] if op.receiver is not None else "@"
-        return not root.startswith("@") and root not in ("self", "cls")
+        own = not root.startswith("@") and root not in ("self", "cls")
+        return own or not (acquisition.declared or endings.released)
 
     def _lease(self, op: Call, acquisition: Acquisition, leaks: tuple[Leak, ...]) -> Lease:
         return Lease(
