@@ -9,6 +9,8 @@ from auditor.source.nodes import statements_below
 
 TEST_FILE = re.compile(r"(?:^|/)(?:test_[^/]*|[^/]*_test|test|conftest)\.py$")
 
+TEST_FOLDER = re.compile(r"(?:^|/)tests?/")
+
 TEST_NAME = re.compile(r"test(?:\d+|_\w+)?")
 """Functions that are tests wherever they stand."""
 

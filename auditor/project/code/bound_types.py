@@ -63,7 +63,7 @@ class BoundTypes(Lineage):
 
     def _returned_type(self, target: Function) -> Type | None:
         """Of a short accessor without annotation: `return self.pool`, `return Pool()`."""
-        body = getattr(target.node, "body", [])
+        body = target.body
         if not isinstance(body, list) or len(body) > 6:
             return None
         for statement in body:
@@ -87,7 +87,7 @@ class BoundTypes(Lineage):
 
     def _field_shown(self, cls: Class, base: Class, shown: Function) -> Type | None:
         """`return self._stock` in a base, where the class itself says what `_stock` is."""
-        body = getattr(shown.node, "body", [])
+        body = shown.body
         last = body[-1] if isinstance(body, list) else None
         if cls is base or not isinstance(last, ast.Return) or last.value is None:
             return None

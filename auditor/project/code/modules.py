@@ -87,6 +87,11 @@ class Function:
         return self._calls
 
     @property
+    def body(self) -> list[ast.stmt]:
+        """Its own block; a lambda has none."""
+        return [] if isinstance(self.node, ast.Lambda) else self.node.body
+
+    @property
     def statements(self) -> list[ast.stmt]:
         """Its statements in source order; those of functions and classes nested in it are theirs."""
         if self._statements is None:

@@ -69,7 +69,7 @@ def _all_under(end: Function, flag: str, field: str) -> bool:
 
 
 def _body(method: Function) -> list[ast.stmt]:
-    body = getattr(method.node, "body", [])
+    body = method.body
     return body if isinstance(body, list) else []
 
 

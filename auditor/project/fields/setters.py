@@ -64,7 +64,7 @@ def _is_known_to_few(filling: Filling, family: Sequence[Function], enders: Seque
 
 def _is_all(method: Function, statement: ast.stmt, work: int) -> bool:
     """But for what it answers, or does with what is there now, and a way out where it got none."""
-    said = [each for each in getattr(method.node, "body", []) if not (_is_a_text(each) or _is_refused(each))]
+    said = [each for each in method.body if not (_is_a_text(each) or _is_refused(each))]
     return statement in said and len(said) <= 1 + work and all(isinstance(each, SIMPLE) for each in said)
 
 

@@ -57,16 +57,13 @@ def _mostly_forgotten(recogniser: Recogniser, outcomes: Collection[Outcome]) -> 
     """Of pairs that nobody called so, or only by an everyday verb: an alias that counts its uses is not owed
     for that, nor what `get_state` answers to `put_state`. What the pool's own class does says nothing of its
     users."""
-    shown = {
-        pair.name
-        for function, (pair, half) in recogniser.acquiring.items()
-        if not half.by_shape and half.name.verb in SHOWING and not _takes_out(function)
-    }
-    shaped = {
-        pair.name: pair.owner
-        for pair, half in recogniser.acquiring.values()
-        if (half.by_shape or pair.name in shown) and not pair.proposed
-    }
+    shaped: dict[str, Class | None] = {}
+    forgiven: dict[str, int] = {}
+    for function, (pair, half) in recogniser.acquiring.items():
+        everyday = not half.by_shape and half.name.verb in SHOWING and not _takes_out(function)
+        if not pair.proposed and (half.by_shape or everyday):
+            shaped[pair.name] = pair.owner
+            forgiven[pair.name] = 0 if everyday else AT_MOST + 1 if _takes_out(function) else 1
     never, always = Counter[str](), Counter[str]()
     for outcome in outcomes:
         name, lease = outcome.acquisition.protocol, outcome.lease
@@ -74,7 +71,7 @@ def _mostly_forgotten(recogniser: Recogniser, outcomes: Collection[Outcome]) -> 
             of_others = outcome.function.cls is not shaped[name]
             never[name] += loses_normally(lease) and not (lease.released or lease.handed_over)
             always[name] += lease.released or (of_others and _is_ended_by_its_class(recogniser, outcome))
-    return {name for name in shaped if never[name] > max(name not in shown, MOSTLY * always[name])}
+    return {name for name in shaped if never[name] > max(forgiven[name], MOSTLY * always[name])}
 
 
 def never_closed(outcomes: Collection[Outcome]) -> Set[str]:

@@ -12,7 +12,7 @@ from auditor.flow.lease import EXCEPTIONAL, Leak, Lease, Loss
 from auditor.flow.trace import shortest_path
 from auditor.ir.ops import RAISING, Await, Call, Move, is_temporary
 from auditor.model import Span, Step
-from auditor.project.code.bindings import TEST_FILE, TEST_NAME
+from auditor.project.code.bindings import TEST_FILE, TEST_FOLDER, TEST_NAME
 from auditor.project.code.field_paths import own_field
 from auditor.project.code.modules import Function
 from auditor.project.code.own_lengths import tell_lengths_apart
@@ -276,7 +276,7 @@ class Follower(Afterwards):
         """Whether somebody else sees to it, or nobody has to."""
         function = self.function
         return (
-            (self.in_test and self._is_the_tests_own(op, acquisition, endings))
+            self._is_the_tests_own(op, acquisition, endings)
             or (self.in_test and expected_to_fail(op.at, function))
             or self._still_to_run(op, acquisition)
             or wound_back_by_others(function, self.effects.recogniser, op.at, acquisition.protocol)
@@ -451,10 +451,21 @@ class Follower(Afterwards):
 
     def _is_the_tests_own(self, op: Call, acquisition: Acquisition, endings: Endings) -> bool:
         """A test's own pool dies with the test: what it leaves held there is often the point. So is what a
-        test of this tree's own pool never gives back, whoever made that."""
+        test of this tree's own pool never gives back, whoever made that; a folder of tests counts where the
+        pool stands outside of it."""
         root = op.receiver[0] if op.receiver is not None else "@"
-        own = not root.startswith("@") and root not in ("self", "cls")
-        return own or not (acquisition.declared or endings.released)
+        if self.in_test and not root.startswith("@") and root not in ("self", "cls"):
+            return True
+        if acquisition.declared or endings.released:
+            return False
+        return self.in_test or self._of_the_tree_around(acquisition.protocol)
+
+    def _of_the_tree_around(self, protocol: str) -> bool:
+        if TEST_FOLDER.search(self.function.module.path) is None:
+            return False
+        halves = self.effects.recogniser.acquiring.items()
+        homes = [each.module.path for each, (pair, _) in halves if pair.name == protocol]
+        return bool(homes) and not any(map(TEST_FOLDER.search, homes))
 
     def _lease(self, op: Call, acquisition: Acquisition, leaks: tuple[Leak, ...]) -> Lease:
         return Lease(

@@ -327,7 +327,7 @@ def contains_failures(function: Function) -> bool:
 
     A body that calls nothing at all stands for others: who handles its failures has seen one that fails.
     """
-    body = getattr(function.node, "body", [])
+    body = function.body
     if not isinstance(body, list):
         return _harmless(body)  # a lambda's
     works = any(isinstance(node, (ast.Call, ast.Try)) for each in body for node in walk(each))

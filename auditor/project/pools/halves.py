@@ -141,7 +141,7 @@ def acquiring_half(
 
 def asked_alone(function: Function) -> tuple[Function, ast.Call] | None:
     """`return self.allocate_msg(data, more)`, and nothing else: what is owed is what that one says."""
-    body = [each for each in getattr(function.node, "body", ()) if not is_docstring(each)]
+    body = [each for each in function.body if not is_docstring(each)]
     match body:
         case [ast.Return(value=ast.Call() as call) | ast.Expr(value=ast.Call() as call)]:
             named = own_attribute(call.func, function.owner or "")

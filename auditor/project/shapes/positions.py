@@ -33,7 +33,7 @@ def _shown(method: Function) -> frozenset[str]:
     """`top` of `return self.top`, which is all that it does."""
     if own_parameters(method) or method.is_property or method.owner is None:
         return frozenset()
-    body = getattr(method.node, "body", [])
+    body = method.body
     match body[-1:] if len(body) <= 2 else []:
         case [ast.Return(value=ast.Tuple(elts=parts))]:
             fields = [own_attribute(each, method.owner) for each in parts]
