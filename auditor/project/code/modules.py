@@ -45,6 +45,7 @@ class Function:
     _nodes: list[ast.AST] | None = None
     _kinds: dict[type[ast.AST], list[ast.AST]] | None = None
     _statements: list[ast.stmt] | None = None
+    _dropped: frozenset[ast.Call] | None = None
     _called: dict[str, list[ast.Call]] | None = None
     _worded: list[tuple[ast.stmt, list[ast.Call]]] | None = None
     _abstract: bool | None = None
@@ -97,6 +98,14 @@ class Function:
         if self._statements is None:
             self._statements = list(statements_below(self.node))
         return self._statements
+
+    @property
+    def dropped(self) -> frozenset[ast.Call]:
+        """Its calls that stand by themselves: nobody gets what they answer."""
+        if self._dropped is None:
+            alone = (each.value for each in self.statements if isinstance(each, ast.Expr))
+            self._dropped = frozenset(each for each in alone if isinstance(each, ast.Call))
+        return self._dropped
 
     @property
     def worded(self) -> list[tuple[ast.stmt, list[ast.Call]]]:

@@ -35,6 +35,7 @@ from auditor.project.meaning.exit_stacks import PUTTING, held_by_stack, put_on, 
 from auditor.project.meaning.later import ON_SOME_WAYS, Later
 from auditor.project.meaning.library import BORROWING
 from auditor.project.meaning.needs import Question
+from auditor.project.meaning.never_runs import never_runs
 from auditor.project.meaning.not_owning import is_not_owned
 from auditor.project.meaning.outside import OutsideEffects
 from auditor.project.meaning.outside_words import MEASURING
@@ -157,6 +158,8 @@ class FunctionEffects(OutsideEffects):
         return made
 
     def treatment(self, call: Call, position: Position, rest: Path, value: Value, protocol: str) -> Treatment:
+        if never_runs(self.function, call.at, self.recogniser.calls):
+            return BORROWED
         key = (id(call), position, rest, value, protocol)
         if key not in self._known:
             found = self._treat(call, position, rest, value, protocol)
