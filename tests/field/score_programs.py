@@ -206,6 +206,8 @@ SETS = (
     "reapers",
     "huntsmen",
     "minstrels",
+    "lamplighters",
+    "vergers",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}
