@@ -112,8 +112,9 @@ def _is_believed(recogniser: Recogniser, users: Sequence[Outcome]) -> bool:
     sometimes = sum(user.lease.released or user.lease.handed_over for user in losing)
     never = len(losing) - sometimes
     dry = 0 < never == always and not sometimes and _runs_dry(recogniser, users)
-    few = never < max(always, 1) or dry if never <= AT_MOST else OUTNUMBERED * never <= always
-    others = len(users) - len(losing) - always
+    few = never < always or dry if never <= AT_MOST else OUTNUMBERED * never <= always
+    keyed = sum(user.acquisition.handle is Handle.ARGUMENT for user in users)  # ended by who has the key
+    others = len(users) - len(losing) - always - keyed
     return few and sometimes <= AT_MOST * always and others <= OUTNUMBERED * always
 
 
