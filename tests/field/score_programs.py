@@ -208,6 +208,7 @@ SETS = (
     "minstrels",
     "lamplighters",
     "vergers",
+    "cartwrights",
 )
 _HERE = Path(__file__).parent
 JUDGED = {"select": ["PA1"], "enable-protocols": ["files", "locks"]}

@@ -329,6 +329,7 @@ KEPT = {
     ),
     "lamplighters": (237, 60, set()),
     "vergers": (153, 43, {"batch_rows.py:139", "scratch_dirs.py:257", "staging.py:66"}),
+    "cartwrights": (230, 54, {"graph_buffers.py:72", "guided_decoding.py:151"}),
 }
 """Of each set the labels, the leaks found at least, and the clean sites that are reported all the same."""
 
@@ -409,7 +410,7 @@ WRONG_BESIDE_LABELS = {
 }
 """Lines without a label at which something is told all the same, and wrongly."""
 
-OLDEST = 181
+OLDEST = 182
 """So many of the first sets, most of the time of all, are judged by `make fuzz` alone."""
 
 
