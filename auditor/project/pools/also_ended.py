@@ -14,11 +14,10 @@ from dataclasses import replace
 
 from auditor.flow.effects import Handle, Position
 from auditor.project.code.bindings import own_attribute
-from auditor.project.code.class_model import ClassModel
-from auditor.project.code.modules import Class, Function
+from auditor.project.code.modules import Function
 from auditor.project.pools.bodies import SIMPLE
 from auditor.project.pools.halves import LENDING, Half, Pair
-from auditor.project.pools.lasting import lasting, undoing
+from auditor.project.pools.lasting import Lasting, undoing
 from auditor.project.shapes.changes import Change, Did
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.marked_places import marks_back
@@ -31,7 +30,7 @@ Undone = frozenset[tuple[Way, Did, str]]
 Begun = list[tuple[Function, list[Change]]]
 
 
-def also_ended(model: ClassModel, cls: Class, pair: Pair, methods: Iterable[Function]) -> Pair:
+def also_ended(pair: Pair, methods: Iterable[Function], lasting: Lasting) -> Pair:
     """The pair, with those methods among its ends."""
     ends = [half for half in pair.releases if half.handle in TOLD and own_parameters(half.function)]
     known = {half.function for half in (*pair.acquires, *pair.releases)}
@@ -42,17 +41,16 @@ def also_ended(model: ClassModel, cls: Class, pair: Pair, methods: Iterable[Func
     ]
     if not ends or not others:
         return pair
-    helpers = {name: each for base in reversed(model.lineage(cls)) for name, each in base.methods.items()}
-    begun = [(half.function, list(lasting(half.function, helpers))) for half in pair.acquires]
+    begun = [(half.function, lasting.of(half.function)) for half in pair.acquires]
     found: dict[Function, Half] = {}
     for half in ends:
-        undone = _undone(begun, half.function, list(lasting(half.function, helpers)))
+        undone = _undone(begun, half.function, lasting.of(half.function))
         for method in others if undone else ():
             at = _told_at(method, half)
             at = 0 if at is None and _is_where_it_is_told(method, undone) else at
             if method in found or at is None:
                 continue
-            done = list(lasting(method, helpers))
+            done = lasting.of(method)
             if undone <= _undone(begun, method, done) and not _takes_again(begun, undone, done):
                 found[method] = replace(half, function=method, argument=at)
     return replace(pair, releases=(*pair.releases, *found.values())) if found else pair

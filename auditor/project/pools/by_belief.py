@@ -6,6 +6,7 @@ proposed: `leases/belief` asks those who use it."""
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
@@ -25,7 +26,7 @@ from auditor.project.pools.by_their_users import (
 from auditor.project.pools.counterparts import Moves, answers
 from auditor.project.pools.halves import LENDING, Half, Pair, acquiring_half, is_called_a_pool
 from auditor.project.pools.kept_for import kept_for
-from auditor.project.pools.lasting import lasting, undoing
+from auditor.project.pools.lasting import Lasting, undoing
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.parts_lent import part_lent
 from auditor.project.pools.used_together import Told, asked_in_turn, told_alike, told_of
@@ -54,8 +55,8 @@ SHOWING = re.compile(
 SHARED = re.compile(
     r"(?:get|find|load|fetch|create)_(?:or|if)_|ensure_|(?:evaluate|predict|train|forward|step|update)$"
     r"|(?:run|execute|process|handle|compute|parse|encode|decode|generate|profile|measure|ingest|manage|on"
-    r"|poll|probe|peek)(?:_|$)"
-    r"|call(?:_(?!in$|out$|up$)|$)"
+    r"|poll|probe|peek|visit|emit|analy[sz]e|infer|translate|transform|convert|render|format)(?:_|$)"
+    r"|(?:call|check)(?:_(?!(?:in|out|up)(?:_|$))|$)"
 )
 """Names of what shows everybody the same, and of what works."""
 
@@ -64,6 +65,10 @@ EVERYDAY = frozenset({"tell", "seek", "flush", "read", "write", "append", "exten
 
 REMOVING = re.compile(r"(?:remove|discard|delete|unregister|forget|invalidate)(?:_|$)")
 """Names of what takes something off a table for good: `put(place)` is no end of that."""
+
+MANY = 6
+"""More ends than this no lease has, nor does anything end more than these: each of twenty methods that push
+and pop a context undoes the others."""
 
 COUNTED = frozenset({Did.MORE, Did.LESS, Did.HELD})
 
@@ -74,6 +79,7 @@ def proposed_pairs(
     methods: list[Function],
     known: Set[Function],
     ends: Set[Function] = frozenset(),
+    lasting: Lasting | None = None,
 ) -> Iterator[Pair]:
     """Of the public methods, or of a module's functions, that are no half of any pair yet. The `ends` of
     another pair may be the end of one more: `read_end(i)` counts a reader down, and frees what the last one
@@ -81,21 +87,27 @@ def proposed_pairs(
     halves = [method for method in methods if method not in known and _may_be_half(method, known)]
     if len(halves) < 2:
         return
-    helpers = _helpers(model, cls)
-    texts = (each.text for each in (helpers.values() if cls is not None else methods))
+    lasting = lasting or Lasting(Helpers({}))
+    texts = (each.text for each in (lasting.helpers.values() if cls is not None else methods))
     if not any(map(ENDING.search, texts)):
         return
-    asked = {method: list(lasting(method, helpers)) for method in halves}
+    asked = {method: lasting.of(method) for method in halves}
     asked = {method: changed for method, changed in asked.items() if changed}
-    moves = Moves(helpers)
+    moves = Moves(lasting.helpers)
     name = cls.name if cls is not None else methods[0].module.path.rpartition("/")[2].removesuffix(".py")
-    found = [
-        (_also_asked(model, cls, pair, methods) if cls is not None else pair, begun)
+    undone = [
+        (pair, begun)
         for begins, begun in (asked.items() if len(asked) > 1 else ())
         if begins not in ends and (is_called_a_pool(begins) or not begins.name.startswith("pop_"))
         for pair in _pairs_begun(
             model, f"{name}.{begins.name}()", cls, begins, _without(asked, begins, ends), moves
         )
+    ]
+    often = Counter(half.function for pair, _ in undone for half in pair.releases)
+    found = [
+        (_also_asked(model, pair, methods, lasting) if cls is not None else pair, begun)
+        for pair, begun in undone
+        if any(often[half.function] <= MANY for half in pair.releases)
     ]
     begins = {pair.acquires[0].function for pair, _ in found}
     rest = [each for each in halves if each not in begins]
@@ -132,10 +144,10 @@ def _without(
     }
 
 
-def _also_asked(model: ClassModel, cls: Class, pair: Pair, methods: list[Function]) -> Pair:
+def _also_asked(model: ClassModel, pair: Pair, methods: list[Function], lasting: Lasting) -> Pair:
     """With further ends of which those ask who ask for the first half."""
     begins, known = pair.acquires[0].function, len(pair.releases)
-    more = also_ended(model, cls, pair, methods).releases[known:]
+    more = also_ended(pair, methods, lasting).releases[known:]
     asked = (half for half in more if asked_in_turn(model, begins, half.function))
     return replace(pair, releases=(*pair.releases, *asked))
 
@@ -156,7 +168,10 @@ def _pairs_begun(
         if (moves.may_undo(begins, begun, each, ended) and undoing(begins, begun, each, ended))
         or answers(begins, begun, each, ended, moves)
     ]
-    ends = [each for each in undone if _may_end(begins, each) and asked_in_turn(model, begins, each)]
+    may_end = [each for each in undone if _may_end(begins, each)]
+    ends = [each for each in may_end if asked_in_turn(model, begins, each)]
+    if len(ends) > MANY:
+        return
     told = {each: told_of(model, begins, each) for each in ends}
     half = _half(begins, begun, ends, [told[each] for each in ends]) if ends else None
     if half is not None:
@@ -211,12 +226,6 @@ def _is_told_what_is_lent(pair: Pair, lending: Sequence[Pair]) -> bool:
         for each in other.releases
         if each.function in ends
     )
-
-
-def _helpers(model: ClassModel, cls: Class | None) -> Helpers:
-    """Its own methods, and those of its bases."""
-    lineage = model.lineage(cls) if cls is not None else ()
-    return {name: method for each in reversed(lineage) for name, method in each.methods.items()}
 
 
 def _half(

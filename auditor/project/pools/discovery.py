@@ -36,6 +36,7 @@ from auditor.project.pools.halves import (
     with_helpers,
 )
 from auditor.project.pools.instead import with_others
+from auditor.project.pools.lasting import Lasting
 from auditor.project.pools.lent_kinds import value_of
 from auditor.project.pools.lent_objects import self_ending
 from auditor.project.pools.lock_files import lock_file_pairs
@@ -136,7 +137,8 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
 def _of_class(model: ClassModel, cls: Class, known: set[Function], *, lending: bool) -> Iterator[Pair]:
     """The pairs of its methods; those that acquire are `known` then."""
     methods = [method for name, method in sorted(cls.methods.items()) if not name.endswith("=")]
-    found = [_with_ends(model, pair, methods) for pair in _pairs_of(cls.name, cls, methods)]
+    lasting = Lasting.of_class(model, cls)
+    found = [_with_ends(model, pair, methods, lasting) for pair in _pairs_of(cls.name, cls, methods)]
     yield from found
     paired = {half.function for pair in found for half in pair.acquires}
     ending = list(self_ending(model, cls, [m for m in methods if m not in paired])) if lending else []
@@ -146,10 +148,11 @@ def _of_class(model: ClassModel, cls: Class, known: set[Function], *, lending: b
     handing = list(called_to_end(model, cls, methods, paired))
     yield from handing
     paired |= {half.function for pair in (*ending, *itself, *handing) for half in pair.acquires}
-    shaped = [_with_ends(model, pair, methods) for pair in _by_shape(model, cls.name, cls, methods, paired)]
+    by_shape = _by_shape(model, cls.name, cls, methods, paired)
+    shaped = [_with_ends(model, pair, methods, lasting) for pair in by_shape]
     yield from shaped
     yield from _jointly(methods, methods, [*found, *shaped], paired)
-    typed = [also_ended(model, cls, pair, methods) for pair in typed_pairs(cls, methods, paired)]
+    typed = [also_ended(pair, methods, lasting) for pair in typed_pairs(cls, methods, paired)]
     yield from typed
     paired |= {half.function for pair in typed for half in pair.acquires}
     others = list(other_takers(methods, [*found, *shaped, *typed], paired))
@@ -165,19 +168,19 @@ def _of_class(model: ClassModel, cls: Class, known: set[Function], *, lending: b
         *lock_file_pairs(cls, methods, paired),
         *_handing_on(cls, [m for m in methods if m not in paired]),
     ]
-    told = [with_ends_of_wrappers(model, also_ended(model, cls, pair, methods)) for pair in told]
+    told = [with_ends_of_wrappers(model, also_ended(pair, methods, lasting)) for pair in told]
     yield from told
     known |= paired
     taking = paired | {half.function for pair in told for half in pair.acquires}
     yield from _jointly(methods, methods, told, taking)  # whose count was the last puts it back
     ends = {half.function for pair in (*found, *ending, *shaped, *typed, *told) for half in pair.releases}
-    yield from proposed_pairs(model, cls, methods, taking, ends)
+    yield from proposed_pairs(model, cls, methods, taking, ends, lasting)
 
 
-def _with_ends(model: ClassModel, pair: Pair, methods: list[Function]) -> Pair:
+def _with_ends(model: ClassModel, pair: Pair, methods: list[Function], lasting: Lasting) -> Pair:
     pair = with_those_that_are_done(with_others(pair, methods), methods)
     pair = with_those_that_throw_away(pair, methods)
-    pair = also_ended(model, pair.owner, pair, methods) if pair.owner is not None else pair
+    pair = also_ended(pair, methods, lasting) if pair.owner is not None else pair
     return with_ends_of_wrappers(model, pair)
 
 

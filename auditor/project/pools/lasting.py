@@ -1,10 +1,13 @@
 """What a method does that lasts beyond it, and whether another method undoes that."""
 
+from __future__ import annotations
+
 import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from auditor.project.code.modules import Function
+from auditor.project.code.class_model import ClassModel
+from auditor.project.code.modules import Class, Function
 from auditor.project.pools.bodies import returns_something
 from auditor.project.shapes.changes import UNDONE_BY, Change, Did, all_changes
 from auditor.project.shapes.field_work import field_work
@@ -22,7 +25,26 @@ UNDONE = UNDONE_BY | {
 head.next`, and `head = node` of a node that is told."""
 
 
-def lasting(method: Function, helpers: Helpers) -> Iterator[Change]:
+class Lasting:
+    """Of the methods of one class; each is read once, however many pairs it may be half of."""
+
+    def __init__(self, helpers: Helpers) -> None:
+        self.helpers = helpers
+        self._known: dict[Function, list[Change]] = {}
+
+    @classmethod
+    def of_class(cls, model: ClassModel, owner: Class) -> Lasting:
+        """Its own methods, and those of its bases."""
+        lineage = reversed(model.lineage(owner))
+        return cls(Helpers({name: each for base in lineage for name, each in base.methods.items()}))
+
+    def of(self, method: Function) -> list[Change]:
+        if method not in self._known:
+            self._known[method] = list(_lasting(method, self.helpers))
+        return self._known[method]
+
+
+def _lasting(method: Function, helpers: Helpers) -> Iterator[Change]:
     """What it does to its object, to what that leads to, and to what it is told of. Who takes a lock and
     leaves it, holds it for himself."""
     found = list(all_changes(method, helpers))
@@ -43,18 +65,21 @@ def undoing(
     of `self.slots`."""
     told = own_parameters(end)
     named = undoes(end.name, begins.name) and returns_something(begins)  # what is heard by a number, is lent
-    ended = [each for each in ended if named or not LISTENERS.search(each.way[-1])]
+    by_last: dict[str, list[Change]] = {}
+    for one in begun:
+        by_last.setdefault(one.way[-1], []).append(one)
     return [
         other
         for other in ended
+        if other.way[-1] in by_last and (named or not LISTENERS.search(other.way[-1]))
         if any(
-            (one.way == other.way or (other.way[0] in told and one.way[-1] == other.way[-1]))
+            (one.way == other.way or other.way[0] in told)
             and other.did in UNDONE.get(one.did, ())
             and (one.within is None or other.within is None or one.within is other.within)
             and (one.did is not Did.SET or _is_of_several(begins, one))
             and (other.did is not Did.SET or _is_from_told(end, other))
             and not (one.did is Did.OUT and _is_told(begins, one) and not _is_told(end, other))
-            for one in begun
+            for one in by_last[other.way[-1]]
         )
     ]
 

@@ -13,10 +13,11 @@ from auditor.project.code.bindings import given_to, own_attribute
 from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.halves import LENDING, Half, Pair
-from auditor.project.pools.lasting import lasting, undoing
+from auditor.project.pools.lasting import Lasting, undoing
 from auditor.project.pools.lent_objects import goes_straight_on, lent_class, needs_nothing, stored_class
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.name_bindings import mentions
+from auditor.project.shapes.ways import Helpers
 from auditor.protocols.vocabulary import Name
 
 MADE_AROUND = re.compile(r"\b_?[A-Z]\w*\(self\b")
@@ -56,19 +57,19 @@ def wrapped_pairs(model: ClassModel, pool: Class, known: Set[Function]) -> Itera
     methods = [method for name, method in sorted(pool.methods.items()) if not name.endswith("=")]
     makers = [method for method in methods if MADE_AROUND.search(method.text)]
     family = reversed(model.lineage(pool)) if makers else ()
-    helpers = {name: method for each in family for name, method in each.methods.items()}
+    lasting = Lasting(Helpers({name: method for each in family for name, method in each.methods.items()}))
     for begins in makers:
         if begins in known or begins.is_abstract or not LENDING.isdisjoint(begins.decorators):
             continue
         lent = lent_class(model, pool, begins)
         if lent is None or lent is pool or f"{lent.name}(self" not in begins.text:
             continue
-        begun = list(lasting(begins, helpers))
+        begun = lasting.of(begins)
         telling = {each: list(_telling(lent, {each.name})) for each in methods if each is not begins}
         back = [
             each
             for each, tellers in telling.items()
-            if tellers and undoing(begins, begun, each, list(lasting(each, helpers)))
+            if tellers and undoing(begins, begun, each, lasting.of(each))
         ]
         ends = sorted({end for each in back for end in telling[each]}, key=lambda end: end.name)
         if back:

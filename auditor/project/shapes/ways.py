@@ -32,8 +32,14 @@ SHOWN = (ast.Return, ast.Yield)
 
 LEADING = (ast.Attribute, ast.Subscript, ast.Call, ast.IfExp, ast.ListComp, ast.BoolOp)
 
-Helpers = Mapping[str, Function]
-"""Methods that a method may call on its own object."""
+
+class Helpers(dict[str, Function]):
+    """Methods that a method may call on its own object, with what each of them shows, once somebody asked: a
+    class of a hundred methods that call each other is read a hundred times otherwise."""
+
+    def __init__(self, methods: Mapping[str, Function]) -> None:
+        super().__init__(methods)
+        self.shown: dict[tuple[Function, int], Way | None] = {}
 
 
 class Ways:
@@ -42,7 +48,7 @@ class Ways:
     def __init__(self, function: Function, helpers: Helpers | None = None, deep: int = 0) -> None:
         self.function, self.deep = function, deep
         own = function.cls.methods if function.cls is not None else {}
-        self.helpers: Helpers = own if helpers is None else helpers
+        self.helpers = Helpers(own) if helpers is None else helpers
         self.sums: dict[str, ast.BinOp] = {}  # `left = self.used[key] - n`
         self.parts: dict[str, Way] = {}  # `low` of `for at, (low, high) in enumerate(self.holes):`
         self.of_module = {
@@ -121,6 +127,12 @@ class Ways:
         """`self._gates[host]` of `self._gate(host)`, which returns it."""
         if helper is self.function or self.deep >= DEEPEST:
             return None
+        asked = (helper, self.deep)
+        if asked not in self.helpers.shown:
+            self.helpers.shown[asked] = self._way_shown(helper)
+        return self.helpers.shown[asked]
+
+    def _way_shown(self, helper: Function) -> Way | None:
         own = Ways(helper, self.helpers, self.deep + 1)
         returned = (node.value for node in helper.nodes if isinstance(node, SHOWN) and node.value)
         found = {way for value in returned if (way := own.of(value)) is not None and way[0] in (SELF, MODULE)}
