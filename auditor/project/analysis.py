@@ -16,6 +16,7 @@ from auditor.ir.graph import TooLarge
 from auditor.model import WHOLE_TREE, Failure
 from auditor.project.adoption.usage import Usage
 from auditor.project.code.aliases import other_names
+from auditor.project.code.bindings import TEST_FILE
 from auditor.project.code.calls import Calls
 from auditor.project.code.candidates import CalledNames, called_as, may_define_pair
 from auditor.project.code.class_model import ClassModel
@@ -28,7 +29,7 @@ from auditor.project.fields.forgetting import for_good
 from auditor.project.fields.handed_on import handed_on
 from auditor.project.fields.taken_again import told_how_taken, told_where_it_was_put
 from auditor.project.idle.losses import with_idle
-from auditor.project.leases.belief import disbelieved
+from auditor.project.leases.belief import ENOUGH, disbelieved, is_clearly_none
 from auditor.project.leases.brought_to_contexts import brought_to_contexts, told_where_it_was_taken
 from auditor.project.leases.closed_early import closed_by_consumers
 from auditor.project.leases.closed_here import closed_here
@@ -118,6 +119,10 @@ class Analysis:
         self._effects: dict[Function, FunctionEffects] = {}
         self._told_ends = ToldEnds(self.recogniser)
         self._followers: dict[Function, Follower] = {}
+        self._users: dict[str, list[Outcome]] = {}  # of the pairs that are only proposed
+        self._none: set[str] = set()  # those of which nobody else need be asked
+        self._to_come: set[str] = set()  # tests, which are not asked and wait for what the others say
+        self._asked = False
         self._handed_on: frozenset[Function] = frozenset()  # methods that take out of a container for callers
         self._again: set[Function] = set()  # wrappers of which more was found since their callers were asked
         self._returned_at: dict[Function, frozenset[int]] = {}  # ways out with a wrapper's first lease
@@ -155,6 +160,7 @@ class Analysis:
         self.calls.index_names(f for module in self.project.parsed() for f in module.by_node.values())
         self._wave(paths, words)
         self._ask_users()
+        self._wave(sorted(self._to_come), words)
         self._guarded("leases that come out of queues", self._follow_second_hands)
         self._guarded("leases that come out of containers", self._follow_what_comes_out)
         self._guarded("objects that hold something open", self._follow_openers)
@@ -169,7 +175,8 @@ class Analysis:
 
     def _ask_users(self) -> None:
         """About the pairs that are only proposed. What is none may still hand on what another lends."""
-        none = disbelieved(self.recogniser, self.outcomes.values())
+        none = disbelieved(self.recogniser, self.outcomes.values()) | self._none
+        self._asked = True
         if not none:
             return
         asked = {at for at, (pair, _) in self.recogniser.acquiring.items() if pair.name in none}
@@ -296,8 +303,12 @@ class Analysis:
             return
         for function, calls in functions_with(module, words):
             for call, source in acquires(self.recogniser, function, calls):
-                if id(call) not in self.outcomes:
-                    self._follow(function, call, source)
+                if id(call) in self.outcomes or source.protocol in self._none:
+                    continue
+                if source.proposed and not self._asked and TEST_FILE.search(path):
+                    self._to_come.add(path)
+                    continue
+                self._follow(function, call, source)
 
     def _outcomes_of(self, function: Function, call: ast.Call, source: Source) -> list[Outcome]:
         """Of each lease that the call starts; none where it cannot be reached, or is not followed."""
@@ -330,9 +341,17 @@ class Analysis:
             note_detaching(self.recogniser, its, outcome)
         if not reached:
             return
-        self.outcomes[id(call)] = reduce(merged_outcome, reached[1:], replace(reached[0]))
+        self.outcomes[id(call)] = outcome = reduce(merged_outcome, reached[1:], replace(reached[0]))
+        if source.proposed:
+            self._note_user(source.protocol, outcome)
         for target in self.calls.targets(function, call)[0]:
             self.received.setdefault(target, []).extend(reached)
+
+    def _note_user(self, pair: str, outcome: Outcome) -> None:
+        users = self._users.setdefault(pair, [])
+        users.append(outcome)
+        if len(users) % ENOUGH == 0 and is_clearly_none(self.recogniser, users):
+            self._none.add(pair)
 
     def _follower(self, function: Function) -> Follower:
         if function not in self._followers:

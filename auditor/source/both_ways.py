@@ -139,7 +139,7 @@ LONGEST = 24
 Notes = defaultdict[str, set[bytes]]
 
 
-@lru_cache(maxsize=1 << 10)
+@lru_cache(maxsize=1 << 13)
 def written_both_ways(text: str) -> bool:
     """The same of a text, of which several ask: a class is asked for its shape, its bases' and its losses."""
     return works_both_ways(Searched(text.encode(errors="replace")))

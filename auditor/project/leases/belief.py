@@ -29,6 +29,12 @@ MOSTLY = 2
 """What a body alone calls a pool is none where more than three users never end it, and over so many times
 those that do."""
 
+ENOUGH = 40
+"""So many users are asked before it may be clear that those to come change nothing."""
+
+IN_DOUBT = 3
+"""So many times as many might end it, and it would not be believed."""
+
 SHOWING = frozenset({"get", "fetch"})
 """Verbs of what shows something, more often than they lend it."""
 
@@ -105,16 +111,25 @@ def _with_the_same_ends(recogniser: Recogniser, names: Set[str]) -> Mapping[str,
     }
 
 
-def _is_believed(recogniser: Recogniser, users: Sequence[Outcome]) -> bool:
+def is_clearly_none(recogniser: Recogniser, users: Sequence[Outcome]) -> bool:
+    """Whether so many of its first users do otherwise that the rest need not be followed: hundreds ask for
+    `get_parent(node)`, and nobody ends it."""
+    asked = [user for user in users if not TEST_FILE.search(user.function.module.path)]
+    return len(asked) >= ENOUGH and not _is_believed(recogniser, asked, IN_DOUBT)
+
+
+def _is_believed(recogniser: Recogniser, users: Sequence[Outcome], times: int = 1) -> bool:
+    """If so many times as many ended it."""
     losing = [user for user in users if loses_normally(user.lease)]
     kept = (user for user in users if not loses_normally(user.lease))
-    always = sum(user.lease.released or _is_ended_by_its_class(recogniser, user) for user in kept)
+    ended = sum(user.lease.released or _is_ended_by_its_class(recogniser, user) for user in kept)
+    always = times * ended
     sometimes = sum(user.lease.released or user.lease.handed_over for user in losing)
     never = len(losing) - sometimes
     dry = 0 < never == always and not sometimes and _runs_dry(recogniser, users)
     few = never < always or dry if never <= AT_MOST else OUTNUMBERED * never <= always
     keyed = sum(user.acquisition.handle is Handle.ARGUMENT for user in users)  # ended by who has the key
-    others = len(users) - len(losing) - always - keyed
+    others = len(users) - len(losing) - ended - keyed
     return few and sometimes <= AT_MOST * always and others <= OUTNUMBERED * always
 
 

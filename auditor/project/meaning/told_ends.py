@@ -12,6 +12,7 @@ from auditor.project.code.kept_as_told import field_told
 from auditor.project.code.modules import Class, Function
 from auditor.project.meaning.recognise import Recogniser
 from auditor.project.meaning.records_told import fields_set
+from auditor.source.nodes import walk
 
 
 def is_a_release(recogniser: Recogniser, function: Function, told: ast.expr) -> bool:
@@ -61,7 +62,7 @@ class ToldEnds:
             module = project.module(path)
             for function in list(module.by_node.values()) if module is not None else ():
                 for call in function.calls:
-                    if cls.name in ast.unparse(call.func) and calls.targets(function, call)[1] is cls:
+                    if _names(call.func, cls.name) and calls.targets(function, call)[1] is cls:
                         yield from self._told(function, call, cls)
 
     def _told(self, function: Function, call: ast.Call, cls: Class) -> Iterator[str]:
@@ -71,6 +72,15 @@ class ToldEnds:
         for position, given in told.items():
             if is_a_release(self.recogniser, function, given):
                 yield from _kept_as(self.recogniser, cls, position)
+
+
+def _names(called: ast.expr, name: str) -> bool:
+    """`jobs.Work` and `Work[int]`"""
+    return any(
+        name in (node.attr if isinstance(node, ast.Attribute) else node.id)
+        for node in walk(called)
+        if isinstance(node, ast.Attribute | ast.Name)
+    )
 
 
 def _kept_as(recogniser: Recogniser, cls: Class, position: Position) -> Iterator[str]:

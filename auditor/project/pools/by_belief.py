@@ -33,7 +33,7 @@ from auditor.project.pools.used_together import Told, asked_in_turn, told_alike,
 from auditor.project.shapes.changes import Change, Did
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.pool_state import own_parameters
-from auditor.project.shapes.ways import MODULE, SELF, Helpers, Ways
+from auditor.project.shapes.ways import MODULE, SELF, Ways
 from auditor.protocols.vocabulary import RELEASE_WORDS, Name, split, take_apart
 
 ENDING = re.compile(
@@ -87,7 +87,7 @@ def proposed_pairs(
     halves = [method for method in methods if method not in known and _may_be_half(method, known)]
     if len(halves) < 2:
         return
-    lasting = lasting or Lasting(Helpers({}))
+    lasting = lasting or Lasting()
     texts = (each.text for each in (lasting.helpers.values() if cls is not None else methods))
     if not any(map(ENDING.search, texts)):
         return

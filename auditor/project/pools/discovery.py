@@ -137,7 +137,7 @@ def discover(model: ClassModel, module: Module) -> Iterator[Pair]:
 def _of_class(model: ClassModel, cls: Class, known: set[Function], *, lending: bool) -> Iterator[Pair]:
     """The pairs of its methods; those that acquire are `known` then."""
     methods = [method for name, method in sorted(cls.methods.items()) if not name.endswith("=")]
-    lasting = Lasting.of_class(model, cls)
+    lasting = Lasting(partial(model.lineage, cls))
     found = [_with_ends(model, pair, methods, lasting) for pair in _pairs_of(cls.name, cls, methods)]
     yield from found
     paired = {half.function for pair in found for half in pair.acquires}

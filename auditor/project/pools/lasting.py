@@ -1,12 +1,10 @@
 """What a method does that lasts beyond it, and whether another method undoes that."""
 
-from __future__ import annotations
-
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property, lru_cache
 
-from auditor.project.code.class_model import ClassModel
 from auditor.project.code.modules import Class, Function
 from auditor.project.pools.bodies import returns_something
 from auditor.project.shapes.changes import UNDONE_BY, Change, Did, all_changes
@@ -15,6 +13,8 @@ from auditor.project.shapes.pool_state import own_parameters
 from auditor.project.shapes.registers import LISTENERS
 from auditor.project.shapes.ways import MODULE, SELF, Helpers
 from auditor.protocols.vocabulary import undoes
+
+_INTO_A_FIELD = re.compile(r"\bin (?:\w+\()?self\.(\w+)|self\.(\w+)\[")
 
 UNDONE = UNDONE_BY | {
     Did.CLEAR: frozenset({Did.IN}),
@@ -28,15 +28,16 @@ head.next`, and `head = node` of a node that is told."""
 class Lasting:
     """Of the methods of one class; each is read once, however many pairs it may be half of."""
 
-    def __init__(self, helpers: Helpers) -> None:
-        self.helpers = helpers
+    def __init__(self, family: Callable[[], Iterable[Class]] = tuple) -> None:
+        """`family` is asked for once anybody wants to know: bases lie in other files."""
+        self._family = family
         self._known: dict[Function, list[Change]] = {}
 
-    @classmethod
-    def of_class(cls, model: ClassModel, owner: Class) -> Lasting:
-        """Its own methods, and those of its bases."""
-        lineage = reversed(model.lineage(owner))
-        return cls(Helpers({name: each for base in lineage for name, each in base.methods.items()}))
+    @cached_property
+    def helpers(self) -> Helpers:
+        """Their own methods, the first one's before those of its bases."""
+        family = reversed([*self._family()])
+        return Helpers({name: each for one in family for name, each in one.methods.items()})
 
     def of(self, method: Function) -> list[Change]:
         if method not in self._known:
@@ -86,9 +87,14 @@ def undoing(
 
 def _is_of_several(begins: Function, change: Change) -> bool:
     """`slot.host = host` of a slot out of `self.slots`, into which its class looks."""
-    text = begins.cls.text if begins.cls is not None and len(change.way) > 2 else ""
-    several = rf"\bin (?:\w+\()?self\.{change.way[1]}\b|self\.{change.way[1]}\["
-    return bool(text) and re.search(several, text) is not None
+    if begins.cls is None or len(change.way) <= 2:
+        return False
+    return change.way[1] in _looked_into(begins.cls.text)
+
+
+@lru_cache(maxsize=1 << 6)
+def _looked_into(text: str) -> frozenset[str]:
+    return frozenset(one or other for one, other in _INTO_A_FIELD.findall(text))
 
 
 def _is_from_told(method: Function, change: Change) -> bool:

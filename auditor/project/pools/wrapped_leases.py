@@ -7,6 +7,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
+from functools import partial
 
 from auditor.flow.effects import Handle, Value
 from auditor.project.code.bindings import given_to, own_attribute
@@ -17,7 +18,6 @@ from auditor.project.pools.lasting import Lasting, undoing
 from auditor.project.pools.lent_objects import goes_straight_on, lent_class, needs_nothing, stored_class
 from auditor.project.shapes.field_work import field_work
 from auditor.project.shapes.name_bindings import mentions
-from auditor.project.shapes.ways import Helpers
 from auditor.protocols.vocabulary import Name
 
 MADE_AROUND = re.compile(r"\b_?[A-Z]\w*\(self\b")
@@ -56,8 +56,7 @@ def wrapped_pairs(model: ClassModel, pool: Class, known: Set[Function]) -> Itera
     tells the pool's own `_unread(self.version)`."""
     methods = [method for name, method in sorted(pool.methods.items()) if not name.endswith("=")]
     makers = [method for method in methods if MADE_AROUND.search(method.text)]
-    family = reversed(model.lineage(pool)) if makers else ()
-    lasting = Lasting(Helpers({name: method for each in family for name, method in each.methods.items()}))
+    lasting = Lasting(partial(model.lineage, pool))
     for begins in makers:
         if begins in known or begins.is_abstract or not LENDING.isdisjoint(begins.decorators):
             continue
